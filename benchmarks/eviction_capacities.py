@@ -25,10 +25,9 @@ from benchmarks.markdown import table
 from benchmarks.repository import ROOT
 from pagedkv.blocks.eviction.lru import LRU
 from pagedkv.blocks.eviction.registry import POLICIES
-from pagedkv.planner.capacity.optimum import optimal_hits
 from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, optimal_hits
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
 

@@ -32,8 +32,7 @@ import torch
 
 from benchmarks.machine import describe
 from benchmarks.markdown import table
-from pagedkv.cli.engine_replay import replay_with_engine
-from pagedkv.cli.engine_script import Script, submit_scripted, within_vocabulary
+from pagedkv.cli.engine_replay import Script, replay_with_engine, submit_scripted, within_vocabulary
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.engine import EngineConfig, EngineRequest, StepRecord, compat
 from pagedkv.engine.core import EngineCore

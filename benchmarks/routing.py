@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from benchmarks.machine import describe
 from pagedkv.contract.events import STORED, TierEvents
+from pagedkv.planner.traces.clocks import spread_stamps
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.stamps import spread_stamps
 from pagedkv.routing import ROUTINGS, ReplicaIndex, Router, Routing, RoutingRules
 from pagedkv.simulation.cluster import LATE, ClusterFigures, Network, VirtualCluster
 from pagedkv.simulation.config import ServingConfig

@@ -235,7 +235,7 @@ def test_a_wrong_drawing_would_be_noticed() -> None:
 SIGNALS = {
     "pagedkv.cli.interrupting.Terminated": "SIGTERM, as KeyboardInterrupt is Ctrl-C",
     "pagedkv.engine.answer_stream.OutletClosedError": "between threads of the engine",
-    "pagedkv.planner.capacity.side_by_side.StoppedError": "ends the other measurements beside a failed one",
+    "pagedkv.planner.capacity.pool_hits.StoppedError": "ends the other measurements beside a failed one",
     "pagedkv.server.disconnects.ClientGoneError": "ends the work for a client that has gone",
     "pagedkv.server.errors.ApiError": "the response that a client gets",
 }

@@ -14,9 +14,8 @@ from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.spare_blocks import is_spare, make_cached, make_spare
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.pool_hits import NAME, new_scratch, serve_prompt, write_digest
-from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.capacity.references import BlockReferences, write_path
 
 __all__ = ["INTENTS", "Intent", "Session", "serve"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.planner.capacity.block_tree import ROOT, BlockTree
+from pagedkv.planner.capacity.references import ROOT, BlockTree
 from tests.capacity.prompts import Prompt, prompts
 
 

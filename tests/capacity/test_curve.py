@@ -8,8 +8,8 @@ from pagedkv.contract.arrays import Int64Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.capacity import curve
 from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, default_capacities, measure_curve
+from pagedkv.planner.capacity.pool_hits import Pause
 from pagedkv.planner.capacity.references import BlockReferences
-from pagedkv.planner.capacity.side_by_side import Pause
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of
 

@@ -11,9 +11,8 @@ from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.contract.spec import FullAttention
 from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, measure_curve
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
-from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.pool_hits import pool_hits
-from pagedkv.planner.capacity.references import ReferenceCollector
+from pagedkv.planner.capacity.references import Partition, ReferenceCollector
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of, request_of
 

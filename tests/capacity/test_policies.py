@@ -11,10 +11,9 @@ from pagedkv.blocks.blocks import NULL_BLOCK
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE
 from pagedkv.blocks.eviction.lru import LRU
 from pagedkv.blocks.eviction.registry import POLICIES
-from pagedkv.planner.capacity.optimum import optimal_hits
 from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import ReferenceCollector
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, optimal_hits
 from pagedkv.planner.traces.reader import TraceReader
 from tests.blocks.eviction_model import Model
 from tests.capacity.naive_cache import ideal_hits

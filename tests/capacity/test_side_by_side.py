@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.planner.capacity.side_by_side import Pause, Point, measure_side_by_side
+from pagedkv.planner.capacity.pool_hits import Pause, Point, measure_side_by_side
 
 PATIENCE_S = 60.0
 

@@ -12,9 +12,8 @@ from benchmarks.windows.setting import BLOCK_SIZE, MAX_CHUNK, NUM_WINDOWS, WINDO
 from benchmarks.windows.workloads import WORKLOADS
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
+from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, SpaceHits, measure_model_curve, space_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.planner.capacity.space_hits import SpaceHits, space_hits
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of, request_of
 

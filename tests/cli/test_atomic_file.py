@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, is_replaced_whole, require_writable
+from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, is_replaced_whole, require_writable
 from pagedkv.errors import OutputError
 
 

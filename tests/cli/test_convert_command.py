@@ -16,8 +16,8 @@ import pytest
 
 from pagedkv.cli import trace_options
 from pagedkv.planner.traces import Request
+from pagedkv.planner.traces.merging import sorted_by_arrival
 from pagedkv.planner.traces.reader import TraceReader
-from pagedkv.planner.traces.sorting import sorted_by_arrival
 from tests.cli.command import run, start
 from tests.traces.random_requests import as_values
 from tests.traces.test_samples import FIELDS

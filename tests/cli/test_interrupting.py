@@ -8,8 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagedkv.cli.exit_codes import INTERRUPTED_BEFORE_SERVING, INTERRUPTED_EARLY
-from pagedkv.cli.interrupting import Terminated, exit_code_of, leaving_at_once, noticing_interrupts, terminate
+from pagedkv.cli.interrupting import (
+    INTERRUPTED_BEFORE_SERVING,
+    INTERRUPTED_EARLY,
+    Terminated,
+    exit_code_of,
+    leaving_at_once,
+    noticing_interrupts,
+    terminate,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.cli.json_file import write_json
+from pagedkv.cli.output_files import write_json
 from pagedkv.errors import OutputError
 
 

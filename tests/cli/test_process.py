@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pagedkv
-from pagedkv.cli.exit_codes import INTERRUPTED_EARLY
+from pagedkv.cli.interrupting import INTERRUPTED_EARLY
 from pagedkv.contract.extras import to_install
 from tests.cli.command import start
 from tests.traces.trace_files import HASH_IDS

@@ -12,7 +12,7 @@ from pagedkv.cli.commands import curve as curve_command
 from pagedkv.cli.options import DEFAULT_COST_MODEL
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.engine.config import EngineConfig
-from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.merging import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel, read_cost_model

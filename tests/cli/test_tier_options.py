@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.cli.curve_tiers import CurveTierOptions
+from pagedkv.cli.curve_options import CurveTierOptions
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gib
 from pagedkv.cli.tier_options import TierOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.cli.exit_codes import EXIT_INTERRUPTED
+from pagedkv.cli.interrupting import EXIT_INTERRUPTED
 from pagedkv.warming import WarmUp
 from tests.cli.command import run
 from tests.compiling import needs_compiled_loops

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.models.json_file import MAX_NBYTES, read_json_object
+from pagedkv.models.config import MAX_NBYTES, read_json_object
 
 BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not a JSON file"),

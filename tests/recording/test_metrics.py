@@ -10,8 +10,7 @@ from typing import Final
 import pytest
 
 from pagedkv.errors import ConfigurationError, RecordingError
-from pagedkv.planner.recording.exposition import Sample, parse_exposition
-from pagedkv.planner.recording.metrics import MetricsFollower, fetch_page
+from pagedkv.planner.recording.metrics import MetricsFollower, Sample, fetch_page, parse_exposition
 
 VLLM: Final = """\
 # HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.

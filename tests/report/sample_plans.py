@@ -4,7 +4,7 @@ import math
 from itertools import product
 from typing import Any
 
-from pagedkv.report.plan_documents import Plan, PlanPointDocument
+from pagedkv.report.documents import Plan, PlanPointDocument
 
 __all__ = ["sample_plan", "sample_point", "small_plan", "unknown_plan"]
 

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from pagedkv.report import ReportRun
-from pagedkv.report.plan_documents import Plan
+from pagedkv.report.documents import Plan
 from pagedkv.report.plan_page import render_plan
 from tests.browser.chromium import Scheme, Tab, installed_browser, needs_browser
 from tests.browser.layout import FAULTS

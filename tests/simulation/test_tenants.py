@@ -10,7 +10,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.planning.request_parts import Division
+from pagedkv.simulation.planning.figures import Division
 
 ONE_SECOND = CostModel(fixed_s=1.0)
 CONFIG = ServingConfig(60, block_size=4, max_sequences=8, max_batched_tokens=64, tenants={"a": TenantLimits(cap=8)})

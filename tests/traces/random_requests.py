@@ -8,7 +8,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from pagedkv.planner.traces import Request
-from pagedkv.planner.traces.block_runs import MAX_BLOCK_ID
+from pagedkv.planner.traces.request import MAX_BLOCK_ID
 
 __all__ = ["as_values", "traces"]
 

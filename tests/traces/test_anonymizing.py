@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.planner.traces.anonymizing import anonymized
 from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.token_blocks import anonymized
 
 SALT = b"salt"
 

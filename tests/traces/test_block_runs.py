@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.errors import TraceError
-from pagedkv.planner.traces.block_runs import MAX_BLOCK_ID, InferredBlockSize, count_ids, expand_runs, run_lengths
 from pagedkv.planner.traces.lines import Line
+from pagedkv.planner.traces.request import MAX_BLOCK_ID, InferredBlockSize, count_ids, expand_runs, run_lengths
 
 LINE = Line("trace", 1, "")
 

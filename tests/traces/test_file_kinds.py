@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.planner.traces import parquet_rows, zstd_stream
+from pagedkv.planner.traces import lines
 from pagedkv.planner.traces.formats.csv_rows import parse_columns
 from pagedkv.planner.traces.reader import TraceReader
 from tests.traces.trace_files import HASH_IDS, LENGTHS
@@ -159,7 +159,7 @@ def test_a_parquet_table_is_read_by_its_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "head", "extra"),
-    [(zstd_stream, b"\x28\xb5\x2f\xfd", ".[zstd]"), (parquet_rows, b"PAR1", ".[parquet]")],
+    [(lines, b"\x28\xb5\x2f\xfd", ".[zstd]"), (lines, b"PAR1", ".[parquet]")],
 )
 def test_a_missing_extra_is_named(
     tmp_path: Path,

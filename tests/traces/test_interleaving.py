@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces import Request
-from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.merging import interleave_sessions
 
 TIMES = st.lists(st.integers(0, 40_000), max_size=6).map(sorted)  # milliseconds
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.planner.traces.formats.lengths import KnownLengths
-from pagedkv.planner.traces.formats.messages import PICTURE_TOKENS, ids_part, text_part
+from pagedkv.planner.traces.clocks import spread_stamps
+from pagedkv.planner.traces.formats.calls import PICTURE_TOKENS, KnownLengths, ids_part, text_part
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.stamps import spread_stamps
 from pagedkv.planner.traces.texts import CharacterTokens
 
 TEXTS = CharacterTokens()

@@ -24,7 +24,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from pagedkv.cli.commands.convert import Conversion, convert_trace
-from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.merging import sorted_by_arrival
 from pagedkv.planner.traces.reader import TraceReader
 
 def peak_kib():

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces.clocks import GeneratedArrivals
 from pagedkv.planner.traces.formats.csv_rows import parse_columns
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.stamps import GeneratedArrivals
 from pagedkv.planner.traces.texts import CharacterTokens, FileTokens
 
 SAMPLES = Path(__file__).with_name("samples")

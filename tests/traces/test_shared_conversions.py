@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pagedkv.planner.traces import Request
-from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.merging import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.writer import TraceWriter
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.planner.traces import Request
-from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.merging import sorted_by_arrival
 from tests.traces.random_requests import as_values, traces
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from pagedkv.errors import TraceError
-from pagedkv.planner.traces.anonymizing import anonymized
+from pagedkv.planner.traces.merging import sorted_by_arrival
 from pagedkv.planner.traces.reader import TraceReader
-from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.token_blocks import anonymized
 from pagedkv.planner.traces.writer import TraceWriter
 
 SAMPLES = Path(__file__).with_name("samples")

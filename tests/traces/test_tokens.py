@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from pagedkv.planner.traces import Request, tokenized
-from pagedkv.planner.traces.block_runs import MAX_BLOCK_ID
-from pagedkv.planner.traces.tokens import OUTPUT_PART, PROMPT_PART, block_token_ids, unique_token_ids
+from pagedkv.planner.traces.request import MAX_BLOCK_ID
+from pagedkv.planner.traces.token_blocks import OUTPUT_PART, PROMPT_PART, block_token_ids, unique_token_ids
 
 WORD = (1 << 64) - 1
 

@@ -8,8 +8,8 @@ import pytest
 
 from pagedkv.errors import TraceError
 from pagedkv.planner.traces.formats import parsing
-from pagedkv.planner.traces.formats.pagedkv_trace import MAX_NUM_SAMPLES
-from pagedkv.planner.traces.formats.trace_row import TraceRow
+from pagedkv.planner.traces.formats.id_traces import MAX_NUM_SAMPLES
+from pagedkv.planner.traces.formats.parsing import TraceRow
 from pagedkv.planner.traces.reader import TraceReader
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")

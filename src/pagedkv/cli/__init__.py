@@ -5,24 +5,20 @@ In the order in which data flows::
     app            the application
     commands       the commands, one file each: options, help, and the call
     options        the options of several commands; option_groups: groups of options as one parameter
-    sizes          numbers and names in the user's notation
-    source_options  options for files that do not state everything
-    trace_options  selection and order of a trace's requests
-    result_warnings  warnings about figures
+    sizes          sizes, numbers and names in the user's notation
+    trace_options  how a trace is read; trace_sources: one trace, or several as one
+    tier_options   tiers of a simulation; curve_options: sizes and tiers of a curve
     prompts        prompts of the command line, and files of prompts
     engine_options  options of an engine; generating: serves prompts with one
-    interrupting   Ctrl-C and SIGTERM: raised, handled between steps, or ending at once
+    interrupting   Ctrl-C and SIGTERM: raised, handled between steps, or ending at once; all exit codes
     serving        runs a trace on the virtual clock, for several commands
-    engine_script  a trace as an engine serves it: requests that fit its model, and the trace's answers
     engine_replay  runs a trace on the virtual clock and by the engine, in the same steps
     inspecting     the inspector's page over a replay
     planning       the settings, results and conclusions of a plan
     progress       bars and status during long work; live_view: the state of an engine
     tables         results for humans; serving_tables, curve_tables and recording_tables of each kind
-    json_file      results for programs; atomic_file writes files whole or not at all, compressing traces
-    command_line   the command as typed, for the record
+    output_files   files written whole or not at all, results for programs, compressed traces
     user_errors    one line for mistakes; typed_names: options in place of the library's names
-    exit_codes     1 for wrong answers, 2 for mistakes, 130 for Ctrl-C, 143 for SIGTERM
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
 """
@@ -31,8 +27,7 @@ import errno
 import signal
 import sys
 
-from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
-from pagedkv.cli.interrupting import exit_code_of, terminate
+from pagedkv.cli.interrupting import EXIT_USER_ERROR, INTERRUPTED_EARLY, exit_code_of, terminate
 from pagedkv.contract.extras import needing
 from pagedkv.errors import MissingExtraError
 

@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pagedkv import __version__
-from pagedkv.cli.old_names import refuse_old_command, refuse_old_options
 from pagedkv.cli.user_errors import reported
 from pagedkv.contract.extras import needing
 
@@ -71,18 +70,10 @@ class LateCommands(PlainFlags, TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's, which newer versions of typer hide
         """Find the command that was typed, and import it. Exits as :func:`~pagedkv.cli.user_errors.reported` does."""
-        is_run = not ctx.resilient_parsing  # not a completion
-        if is_run:
-            with reported():
-                refuse_old_command(args)
         name, stand_in, rest = super().resolve_command(ctx, args)
         if stand_in is None:
             return name, None, rest
-        found = _imported(stand_in.name)
-        if is_run:
-            with reported():
-                refuse_old_options(rest, {option for each in found.params for option in each.opts})
-        return name, found, rest
+        return name, _imported(stand_in.name), rest
 
 
 def _imported(name: str | None) -> Any:  # noqa: ANN401 - a command of click, as above

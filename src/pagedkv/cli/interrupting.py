@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM: both end a command with one sentence; only the exit code differs.
+"""Exit codes; Ctrl-C and SIGTERM: both end a command with one sentence, and only the exit code differs.
+
+Exit codes of commands, and the messages of commands that are interrupted before they begin. Needs no extra.
+
+Ctrl-C and SIGTERM: both end a command with one sentence; only the exit code differs.
 
 By default, both raise: Ctrl-C as always, SIGTERM a :class:`Terminated`, which every handler of Ctrl-C handles too. Some
 work handles them between steps instead, so that its results so far are whole. Some work ends at once.
@@ -12,9 +16,25 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NoReturn
 
-from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, EXIT_TERMINATED, INTERRUPTED_EARLY
-
-__all__ = ["Terminated", "exit_code_of", "leaving_at_once", "noticing_interrupts", "terminate"]
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_TERMINATED",
+    "EXIT_USER_ERROR",
+    "EXIT_WRONG_ANSWERS",
+    "INTERRUPTED_BEFORE_SERVING",
+    "INTERRUPTED_EARLY",
+    "Terminated",
+    "exit_code_of",
+    "leaving_at_once",
+    "noticing_interrupts",
+    "terminate",
+]
+EXIT_WRONG_ANSWERS: Final = 1
+EXIT_USER_ERROR: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_TERMINATED: Final = 143
+INTERRUPTED_EARLY: Final = "interrupted before there was a result; nothing was written"
+INTERRUPTED_BEFORE_SERVING: Final = "interrupted before it served"
 
 
 class Terminated(KeyboardInterrupt):

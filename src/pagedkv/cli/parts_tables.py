@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pagedkv.cli.tables import print_numbers, shown_parts
-from pagedkv.report.number_text import rate
-from pagedkv.simulation.planning.request_parts import TENANT, WINDOW, PartFigures, busiest_and_quietest
+from pagedkv.report.key_figures import rate
+from pagedkv.simulation.planning.figures import TENANT, WINDOW, PartFigures, busiest_and_quietest
 
 __all__ = ["extremes_in_words", "parts_as_dict", "print_parts"]
 

@@ -1,4 +1,10 @@
-"""Serves a trace on the virtual clock, for several commands: options, configuration, the loop over the requests.
+"""Serves a trace on the virtual clock, for several commands: options, configuration, loop, source of the seconds.
+
+The source of the seconds of figures: the cost model's name and origin, worded equally in every command.
+
+Warnings about the figures of a replay, one sentence each: in tables, page and JSON.
+
+Serves a trace on the virtual clock, for several commands: options, configuration, the loop over the requests.
 
 The bar goes to stderr, and only if that is a terminal. It shows the share of the trace that has been read, in stored
 bytes, and the virtual time.
@@ -14,12 +20,11 @@ from typing import Final, TypeAlias, cast
 from pagedkv.cli import options as opt
 from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.progress import prepare, progress_bars
-from pagedkv.cli.result_warnings import warnings_of
-from pagedkv.cli.seconds_source import SecondsSource, origin_of
 from pagedkv.cli.sizes import parse_blocks, parse_gib, parse_gpu, parse_share, require_memory
 from pagedkv.cli.tier_options import TierOptions
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.trace_sources import TraceSources
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.contract.budget import blocks_that_fit
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.errors import ConfigurationError, InterruptedRunError
@@ -27,30 +32,154 @@ from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB
 from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.planner.traces.request import Request, TokenizedRequest
+from pagedkv.report.documents import Seconds
+from pagedkv.report.key_figures import pool_balance
 from pagedkv.scheduling import PreemptionKind
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
-from pagedkv.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
-from pagedkv.simulation.planning.request_parts import Division, PartFigures
+from pagedkv.simulation.cost import (
+    CostModel,
+    CostOrigin,
+    derive_cost_model,
+    find_gpu,
+    kv_budget_nbytes,
+    read_cost_model,
+    read_cost_origin,
+)
+from pagedkv.simulation.cost.cost_model import DATA_SHEET
+from pagedkv.simulation.planning.figures import Division, PartFigures
 
 __all__ = [
     "DEFAULTS",
     "Follow",
+    "SecondsSource",
     "ServedTrace",
     "ServingOptions",
     "default_num_blocks",
     "mean_tokens",
+    "origin_of",
     "require_some_served",
     "sample_of",
     "serve_trace",
+    "shared_name",
+    "warnings_of",
 ]
+
+
+def shared_name(name: str) -> str:
+    """Return a cost model's name without the user's folders; names of presets are unchanged.
+
+    >>> shared_name("/home/me/cost.json"), shared_name("llama-3.1-8b/8xh100")
+    ('cost.json', 'llama-3.1-8b/8xh100')
+    """
+    return PurePath(name).name if name.startswith(("/", "./", "../", "~")) or name.endswith(".json") else name
+
+
+def origin_of(cost_model: str | None) -> CostOrigin:
+    """Return the source of the seconds: that of ``--cost-model``; without that option, the GPU's data sheet.
+
+    Raises:
+        ConfigurationError: there is no such name or file, or its calibration cannot be read.
+    """
+    return CostOrigin(DATA_SHEET) if cost_model is None else read_cost_origin(cost_model)
+
+
+@dataclass(frozen=True, slots=True)
+class SecondsSource:
+    """A cost model as named beside figures.
+
+    Args:
+        name: as typed, or of a preset.
+        origin: the source of its seconds.
+        is_assumed: whether no option determines the cost of steps.
+    """
+
+    name: str
+    origin: CostOrigin
+    is_assumed: bool = False
+
+    @property
+    def in_short(self) -> str:
+        """The name and the origin: "cost.json, calibrated, error 12.7%"; and whether it is assumed."""
+        return f"{shared_name(self.name)}, {self._origin_in_short}"
+
+    def as_dict(self) -> Seconds:
+        """Return the source for JSON and pages, which users share: a file is named without its folders."""
+        return {
+            "cost_model_name": shared_name(self.name),
+            "in_short": self._origin_in_short,
+            "is_assumed": self.is_assumed,
+            "kind": self.origin.kind,
+            "num_steps": self.origin.num_steps,
+            "median": self.origin.median,
+            "p90": self.origin.p90,
+        }
+
+    @property
+    def _origin_in_short(self) -> str:
+        return f"{self.origin.in_short}, assumed" if self.is_assumed else self.origin.in_short
+
+    def warnings(self, remedy: str, model: str | None = None) -> Iterator[str]:
+        """List the assumptions behind these seconds, one sentence each.
+
+        Args:
+            remedy: options that describe the hardware of a run.
+            model: the served model, if it is known.
+        """
+        name = shared_name(self.name)
+        others = model is not None and "/" in name and name.partition("/")[0].lower() != model.lower()
+        if self.is_assumed:
+            difference = f", not of {model}" if others else ""
+            yield f"the seconds are those of {name}{difference}, since the hardware is not given: name it by {remedy}"
+        elif others:
+            yield f"the seconds are those of {name}, the memory is that of {model}"
+        yield f"the seconds are those of {name}, {self.origin.sentence}"
+
+
+def warnings_of(result: ServingResult, seconds: SecondsSource) -> list[str]:
+    """List warnings about the assumptions of a result.
+
+    Args:
+        result: the figures.
+        seconds: their source.
+    """
+    return [*_seconds(result, seconds), *_content(result), *_rejected(result), *_pools(result)]
+
+
+def _seconds(result: ServingResult, seconds: SecondsSource) -> Iterator[str]:
+    model = result.config["model"]
+    remedy = f"{'--model and --gpu' if model is None else '--gpu'} or --cost-model"
+    return seconds.warnings(remedy, model)
+
+
+def _content(result: ServingResult) -> Iterator[str]:
+    num_requests, num_known = result.requests["num_requests"], result.requests["num_with_content"]
+    if num_requests and not num_known:
+        yield "the trace has lengths but no content: hits are unknown, and no blocks are shared"
+    elif num_known < num_requests:
+        num_unknown = num_requests - num_known
+        yield f"the content of {num_unknown:,} of {num_requests:,} requests is unknown: they count as sharing nothing"
+
+
+def _rejected(result: ServingResult) -> Iterator[str]:
+    num_requests, num_rejected = result.requests["num_requests"], result.requests["num_rejected"]
+    if num_rejected:
+        yield (
+            f"{num_rejected:,} of {num_requests:,} requests ({num_rejected / num_requests:.1%}) were rejected, being "
+            "too large for the pools: no figure counts them"
+        )
+
+
+def _pools(result: ServingResult) -> Iterator[str]:
+    balance = as_typed(pool_balance(result.pools))
+    if balance:
+        yield f"{balance[0].lower()}{balance[1:]}"
+
 
 TYPICAL_TOKENS: Final = 2048
 """Tokens of a request, if memory is split among pools before any request is known."""
 NUM_SAMPLED: Final = 1000
 MOST_SAMPLED_TOKENS: Final = 2**24
 """Tokens of the first requests, by which memory is split among pools; limited, since they wait in memory."""
-
-
 Follow: TypeAlias = Callable[[VirtualServer, Request], None]
 """Begins to follow a server, whose first request is given."""
 

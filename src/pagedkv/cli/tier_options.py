@@ -8,7 +8,7 @@ import typer
 from pagedkv.cli.sizes import parse_size, parse_size_with_unit
 from pagedkv.errors import ConfigurationError
 from pagedkv.simulation import SimulatedTier
-from pagedkv.simulation.tiers.config import (
+from pagedkv.simulation.tiers.simulated_tiers import (
     DISK_BANDWIDTH,
     DISK_LATENCY_S,
     HOST_BANDWIDTH,

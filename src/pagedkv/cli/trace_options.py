@@ -1,7 +1,12 @@
-"""Selection and order of a trace's requests: options of the commands that run or measure a trace."""
+"""How a trace is read: what the file does not state, selection and order.
+
+Options for reading a file that does not state everything, shared by all commands that read one.
+
+Selection and order of a trace's requests: options of the commands that run or measure a trace.
+"""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Annotated, Final
@@ -9,13 +14,14 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.source_options import SourceOptions
 from pagedkv.errors import ConfigurationError, OutputError
-from pagedkv.planner.traces.clocks import rebased
-from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.bad_lines import BadLines
+from pagedkv.planner.traces.clocks import GeneratedArrivals, parse_arrivals, rebased, require_time_unit, spread_stamps
+from pagedkv.planner.traces.formats.csv_rows import CSV_ROLES, parse_columns
+from pagedkv.planner.traces.merging import interleave_sessions, sorted_by_arrival
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.texts import TextTokens, text_tokens
 from pagedkv.planner.traces.windows import WindowRule, parse_window
 
 __all__ = [
@@ -23,11 +29,132 @@ __all__ = [
     "MergingOptions",
     "SeveralTimedTracesOptions",
     "SeveralTracesOptions",
+    "SourceOptions",
     "TimedTraceOptions",
     "TraceOptions",
     "in_order_of_arrival",
     "require_limit",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options, as typed.
+
+    Raises:
+        ConfigurationError: a unit is unknown, columns have unknown roles, or there is no such tokenizer.
+    """
+
+    time_unit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT", help="Unit of arrivals: s, ms, us, ns. Default: the file's own.", rich_help_panel=opt.TRACE
+        ),
+    ] = None
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT=COLUMN,...",
+            help=f"Columns of CSV or Parquet, by name or number: {', '.join(CSV_ROLES)}.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A tokenizer.json that turns texts into tokens.", rich_help_panel=opt.TRACE),
+    ] = None
+    chars_per_token: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Characters a token, without a tokenizer. Default: 4.", rich_help_panel=opt.TRACE
+        ),
+    ] = None
+
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT=FIELD,...",
+            help="The same for JSON lines; dots lead into objects: prompt=request.text.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            metavar="poisson:RATE",
+            help="Random times instead of the file's, RATE a second.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+    spread_s: Annotated[
+        float | None,
+        typer.Option(
+            "--spread",
+            metavar="S",
+            help="Spread requests of one stamp over S seconds, as 1 for whole seconds.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+    keep_failed: Annotated[
+        bool,
+        typer.Option("--keep-failed", help="Keep requests that failed.", rich_help_panel=opt.TRACE),
+    ] = False
+    skip_bad: Annotated[
+        int,
+        typer.Option(metavar="N", help="Skip up to N lines that cannot be read.", rich_help_panel=opt.TRACE),
+    ] = 0
+
+    tenant_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Column or field of the tenant: user, metadata.team. Results are given by tenant.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Refuse options that are invalid for every file."""
+        require_time_unit(self.time_unit)
+        if self.columns is not None and self.fields is not None:
+            raise ConfigurationError("--columns and --fields both name the parts of a row: give one of them")
+        self._columns()
+        self._texts()
+        self._arrivals()
+        self.in_time(())
+        BadLines(self.skip_bad)
+
+    def open(self, path: str, trace_block_size: int | None, *, any_order: bool = False) -> TraceReader:
+        """Open a file. Raises ConfigurationError and TraceError as TraceReader does."""
+        return TraceReader(
+            path,
+            trace_block_size,
+            any_order=any_order,
+            time_unit=self.time_unit,
+            columns=self._columns(),
+            texts=self._texts(),
+            keep_failed=self.keep_failed,
+            arrivals=self._arrivals(),
+            skip_bad=self.skip_bad,
+            tenant_by=self.tenant_by,
+            is_spread=self.spread_s is not None,
+        )
+
+    def in_time(self, requests: Iterable[Request]) -> Iterable[Request]:
+        """Spread sorted requests of one stamp, if requested. Raises ConfigurationError."""
+        return requests if self.spread_s is None else spread_stamps(requests, self.spread_s)
+
+    def _columns(self) -> Mapping[str, str] | None:
+        if self.fields is not None:
+            return parse_columns(self.fields, "fields", needs_arrival=self.arrivals is None)
+        return None if self.columns is None else parse_columns(self.columns, needs_arrival=self.arrivals is None)
+
+    def _arrivals(self) -> GeneratedArrivals | None:
+        return None if self.arrivals is None else parse_arrivals(self.arrivals)
+
+    def _texts(self) -> TextTokens:
+        return text_tokens(self.tokenizer, self.chars_per_token)
+
 
 SESSION_INTERVAL_S: Final = 60.0
 
@@ -60,7 +187,7 @@ class TraceOptions:
     utc_offset: opt.UtcOffset = 0.0
     isolates: opt.Isolates = False
     sort: opt.Sort = False
-    source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
+    source: SourceOptions = SourceOptions()
 
     def __post_init__(self) -> None:
         """Refuse options that are invalid for every trace."""

@@ -1,4 +1,9 @@
-"""One trace, or several as one: the source of requests for the commands that run or measure traces."""
+"""One trace, or several as one, and divisions of its requests.
+
+Divisions of a trace's requests, by its options and its content: by tenant, by window of time.
+
+One trace, or several as one: the source of requests for the commands that run or measure traces.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,13 +16,31 @@ from typing import Final, Self
 
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, TraceOptions
 from pagedkv.cli.typed_names import as_typed
+from pagedkv.contract.arrays import Float64Array
 from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.planner.capacity.references import BlockReferences, Partition
 from pagedkv.planner.traces.clocks import Rebased
 from pagedkv.planner.traces.merging import LogFile, MergedLogs
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.windows import Window
 
-__all__ = ["TraceSources", "name_of", "require_several_can_be_one"]
+__all__ = ["TraceSources", "name_of", "partitions_of", "require_several_can_be_one", "windows_of"]
+
+
+def partitions_of(references: BlockReferences, options: TraceOptions, origin_s: float) -> Iterator[Partition]:
+    """Yield the divisions of a trace's requests. Raises ConfigurationError: there are no such windows."""
+    if references.tenants:
+        yield Partition("tenant", references.tenants, references.tenant_numbers)
+    if options.windows is not None:
+        windows, numbers = options.windows.divide(references.arrivals_s, origin_s)
+        yield Partition("window", [window.name for window in windows], numbers)
+
+
+def windows_of(arrivals_s: Float64Array, options: TraceOptions, origin_s: float) -> list[Window]:
+    """Return the windows of arrivals; none if none are requested. Raises ConfigurationError."""
+    return [] if options.windows is None else options.windows.divide(arrivals_s, origin_s)[0]
+
 
 MOST_FILES: Final = 256
 

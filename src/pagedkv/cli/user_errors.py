@@ -22,8 +22,7 @@ from typing import Final
 
 import typer
 
-from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
-from pagedkv.cli.interrupting import exit_code_of
+from pagedkv.cli.interrupting import EXIT_USER_ERROR, INTERRUPTED_EARLY, exit_code_of
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.errors import (
     ConfigurationError,

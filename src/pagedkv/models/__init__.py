@@ -2,15 +2,11 @@
 
 In the order in which data flows::
 
-    json_file     a small JSON file, read whole or refused
     config        checked access to the keys of one config.json
-    dtypes        bytes of an element
-    attention     elements that one attention layer keeps of a token
-    states        bytes that one recurrent layer keeps of a sequence
     layer_rules   the rule of each layer: full, window, chunk, recurrent, nothing
-    families      the meaning of the keys for each ``model_type``; all others are refused
+    families      the meaning of the keys for each ``model_type``; elements that an attention layer keeps of a token
     parameters    the exact number of weights, if the config determines it
-    memory        ModelMemory and LayerGroup: the result
+    memory        ModelMemory and LayerGroup: the result; bytes of an element and of a recurrent state
     presets       the configs of well-known models
     reader        read_model(): a file or a preset in, a ModelMemory out
     sizing        pools and blocks from a ModelMemory and bytes

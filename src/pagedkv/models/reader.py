@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.models.config import ModelConfig
-from pagedkv.models.dtypes import kv_element_nbytes, model_element_nbytes
+from pagedkv.models.config import ModelConfig, read_json_object
 from pagedkv.models.families import Family, family_of
-from pagedkv.models.json_file import read_json_object
 from pagedkv.models.layer_rules import (
     KINDS,
     LayerRule,
@@ -21,7 +19,7 @@ from pagedkv.models.layer_rules import (
     listed_rules,
     without_shared_layers,
 )
-from pagedkv.models.memory import LayerGroup, ModelMemory
+from pagedkv.models.memory import LayerGroup, ModelMemory, kv_element_nbytes, model_element_nbytes
 from pagedkv.models.parameters import count_parameters, expert_share
 from pagedkv.models.presets import PRESETS, Preset, model_names
 

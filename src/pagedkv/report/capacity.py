@@ -24,7 +24,7 @@ from pagedkv.report.drawing import (
     read_out,
 )
 from pagedkv.report.elements import Cell, Plot, Section, Table
-from pagedkv.report.number_text import COUNT, RATIO
+from pagedkv.report.key_figures import COUNT, RATIO
 
 __all__ = ["capacity_section", "hit_ratios", "replay_point", "shown_policy"]
 

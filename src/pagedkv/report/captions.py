@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from pagedkv.simulation.meters.misses import MISS_LABELS
+from pagedkv.simulation.meters.meters import MISS_LABELS
 
 __all__ = ["FIGURES", "METHOD", "MISSES", "PLOTS", "SECTIONS", "TABLES", "Caption"]
 

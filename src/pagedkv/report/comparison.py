@@ -30,10 +30,8 @@ from pagedkv.report.drawing import (
     read_out,
 )
 from pagedkv.report.elements import Cell, Plot, Section, Table
-from pagedkv.report.key_figures import KEY_FIGURES, KeyFigure
-from pagedkv.report.latencies import PERCENTILES, latency_kinds, percentile_values
-from pagedkv.report.number_text import COUNT, RATIO, relative
-from pagedkv.report.timelines import TimeAxis, levels
+from pagedkv.report.key_figures import COUNT, KEY_FIGURES, RATIO, KeyFigure, relative
+from pagedkv.report.timelines import PERCENTILES, TimeAxis, latency_kinds, levels, percentile_values
 
 __all__ = ["MAX_RUNS", "figures_section", "overlaid_section"]
 

@@ -1,17 +1,24 @@
-"""The input of a report: the documents of a replay and of a capacity curve, as plain dicts.
+"""The documents of replays, curves and plans, as plain dicts, as reports read them.
+
+Texts on shared pages, without folders of the machine that made them.
+
+The input of a report: the documents of a replay and of a capacity curve, as plain dicts.
 
 These types name the fields that the report reads; other fields are ignored. docs/replay.md explains each field. The
 module depends neither on the code that measures nor on the code that shows them, and imports only the standard library,
 so that readers of files can check a document against these types without the ``report`` extra.
+
+The document of ``pagedkv plan --json``, as a plain dict; see :mod:`pagedkv.report.documents`.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
-
-from pagedkv.report.shared_text import without_folders
+from typing import Any, Final, NotRequired, TypedDict
 
 __all__ = [
     "AgeHistogram",
+    "BesideDocument",
     "Contiguous",
     "Curve",
     "Gain",
@@ -22,6 +29,9 @@ __all__ = [
     "MediumHits",
     "Misses",
     "Percentiles",
+    "Plan",
+    "PlanPointDocument",
+    "PlanSettingDocument",
     "Pool",
     "PoolTimeline",
     "Preemptions",
@@ -37,7 +47,22 @@ __all__ = [
     "Waste",
     "has_known_content",
     "seconds_source",
+    "traffic_of",
+    "without_folders",
 ]
+QUOTED: Final = re.compile(r"'(?:~|[A-Za-z]:)?/(?:[^'/]+/)*([^'/]+)'")
+BARE: Final = re.compile(r"(?<![\w.~/\\<-])(?:~|[A-Za-z]:)?/(?:[^\s/'\",;:<>]+/)*([^\s/'\",;:<>]+)")
+
+
+def without_folders(text: str) -> str:
+    """Remove folders from absolute paths and from those in a home; relative paths stay, since they name no home.
+
+    >>> without_folders("pagedkv plan /home/me/trace.jsonl --cost-model=~/cost.json -o 'C:/my files/p.html'")
+    "pagedkv plan trace.jsonl --cost-model=cost.json -o 'p.html'"
+    >>> without_folders("runs/trace.jsonl by llama-3.1-8b/h100, 1/2 of it")
+    'runs/trace.jsonl by llama-3.1-8b/h100, 1/2 of it'
+    """
+    return BARE.sub(r"\1", QUOTED.sub(r"'\1'", text))
 
 
 class Requests(TypedDict):
@@ -315,3 +340,70 @@ def seconds_source(replay: Replay) -> str | None:
         return f"{without_folders(seconds['cost_model_name'])}, {seconds['in_short']}"
     name = replay["config"].get("cost_model_name")
     return without_folders(str(name)) if name else None
+
+
+class BesideDocument(TypedDict):
+    """A run that a cluster is compared with: routing in turn, or one pool, whose hits alone are comparable."""
+
+    name: str
+    hit_ratio: float | None
+    imbalance: float | None
+    ttft_s: dict[str, float | None] | None
+
+
+class PlanSettingDocument(TypedDict):
+    """The load limit of a setting: the highest load that held, the lowest that did not or is undecided; its price."""
+
+    choices: dict[str, str]
+    held: float | None
+    ended: float | None
+    is_decided: bool
+    sustained_per_s: float | None
+    cost: dict[str, float | None] | None
+    beside: list[BesideDocument]
+
+
+class PlanPointDocument(TypedDict):
+    """One setting under one load: its choices, and its figures (``PointFigures.as_dict``)."""
+
+    choices: dict[str, str]
+    load: float
+    is_chosen: bool
+    num_blocks: dict[str, int]
+    kv_gib: float
+    cost_model_name: str
+    verdict: str
+    binds: list[str]
+    reason: str
+    change: str
+    figures: dict[str, Any]
+
+
+class Plan(TypedDict):
+    """All results: the decision, its basis, every point, and the parts of the chosen one."""
+
+    trace: str
+    command: str
+    read_as: str
+    model: str
+    arrivals: str
+    bounds: dict[str, float | None]
+    seconds: Seconds
+    loads: str
+    prices: dict[str, float]
+    warnings: list[str]
+    need: dict[str, Any]
+    headline: str
+    reasons: list[str]
+    chosen: dict[str, str]
+    effects: list[dict[str, Any]]
+    settings: list[PlanSettingDocument]
+    points: list[PlanPointDocument]
+    divided: dict[str, Any]
+
+
+def traffic_of(figures: Mapping[str, Any]) -> float:
+    """Return the good answers a second: by arrivals if the load holds, as in the headline; else over the whole run."""
+    steady = figures["steadiness"]
+    holds = steady["verdict"] == "holds"
+    return float(steady["num_good"] / steady["measured_s"] if holds else figures["goodput_per_s"])

@@ -20,7 +20,7 @@ from xml.etree import ElementTree as ET
 
 from pagedkv.contract.extras import needing
 from pagedkv.report.elements import LegendEntry
-from pagedkv.report.number_text import compact
+from pagedkv.report.key_figures import compact
 
 with needing("report", "a report"):
     from matplotlib import style as styles

@@ -1,11 +1,18 @@
-"""The headline of a page: its result in a sentence; names of files are below it."""
+"""The first lines of a page: its result in a sentence, and the memory that is needed.
 
-from collections.abc import Sequence
+The headline of a page: its result in a sentence; names of files are below it.
 
+How much KV memory a run needs, by its documents; for its page and for terminals.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagedkv.planner.capacity.memory_need import MemoryNeed, cache_need, live_need
 from pagedkv.report.documents import ReportRun, seconds_source
-from pagedkv.report.number_text import SECONDS
+from pagedkv.report.key_figures import SECONDS
 
-__all__ = ["headline_of", "headline_of_several"]
+__all__ = ["headline_of", "headline_of_several", "need_of"]
 
 
 def headline_of(run: ReportRun) -> str:
@@ -33,3 +40,23 @@ def headline_of_several(runs: Sequence[ReportRun], names: Sequence[str]) -> str:
     if known.count(best) > 1:
         return f"{len(runs)} runs compared; {known.count(best)} of them hit the most, {best:.1%} of the prompt tokens"
     return f"{len(runs)} runs compared; {names[known.index(best)]} hits the most, {best:.1%} of the prompt tokens"
+
+
+def need_of(replay: Mapping[str, Any], curve: Mapping[str, Any] | None = None) -> MemoryNeed:
+    """Read the need from the document of a replay, and of a curve of the same trace.
+
+    The bytes of a token follow from the replay's only pool; with several pools the cache is unknown.
+    """
+    pools, block_size = replay["pools"], replay["config"].get("block_size")
+    nbytes = {name: pool["block_nbytes"] for name, pool in pools.items() if pool["block_nbytes"] is not None}
+    peaks = {name: int(pool["num_live"]["peak"] or 0) for name, pool in pools.items()}
+    load = float(replay["config"].get("load", 1.0))
+    traffic = "the recorded traffic" if load == 1 else f"{load:g} times the recorded traffic"
+    live = live_need(
+        peaks, {name: pool["num_blocks"] for name, pool in pools.items()}, nbytes, f"this replay of {traffic}"
+    )
+    if curve is None or len(pools) != 1 or not isinstance(block_size, int) or not curve["ideal_hits"]:
+        return MemoryNeed(live)
+    (name,) = pools
+    token_nbytes = nbytes[name] / block_size if name in nbytes else None
+    return MemoryNeed(live, cache_need(curve["capacity_for"], curve["block_size"], token_nbytes))

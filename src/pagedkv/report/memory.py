@@ -1,9 +1,9 @@
-"""Memory: slots without a token, blocks saved by sharing, and the occupancy of each pool."""
+"""The section on memory: waste, sharing, the pools and the tiers."""
 
 from typing import Final
 
 from pagedkv.report.captions import PLOTS, SECTIONS, TABLES
-from pagedkv.report.documents import Pool, ReportRun, Waste
+from pagedkv.report.documents import Pool, ReportRun, TierCounts, Tiers, Waste, has_known_content
 from pagedkv.report.drawing import (
     FILLS,
     NARROW_PANELS,
@@ -17,10 +17,43 @@ from pagedkv.report.drawing import (
     panels,
 )
 from pagedkv.report.elements import Cell, Plot, Section, Table
-from pagedkv.report.key_figures import level_nbytes
-from pagedkv.report.number_text import COUNT, GIB, MEAN, RATIO
+from pagedkv.report.key_figures import COUNT, GIB, MEAN, RATIO, SECONDS, level_nbytes
 
-__all__ = ["memory_section"]
+__all__ = ["memory_section", "tier_tables"]
+
+
+def tier_tables(run: ReportRun) -> list[Table]:
+    """List the tables of a run's tiers; none without tiers."""
+    tiers = run.replay.get("tiers")
+    if tiers is None:
+        return []
+    return [*([_hits(tiers)] if has_known_content(run.replay) else []), _media(tiers)]
+
+
+def _hits(tiers: Tiers) -> Table:
+    rows = [
+        (Cell(medium), Cell(COUNT.text(hits["num_tokens"])), Cell(RATIO.text(hits["share"])))
+        for medium, hits in tiers["hits"].items()
+    ]
+    return Table(TABLES["tier_hits"], ("medium", "tokens", "share of prompts"), tuple(rows))
+
+
+def _media(tiers: Tiers) -> Table:
+    columns = ("tier", "loads", "tokens loaded", "mean load", "computed instead of loaded", "written", "read", "kept")
+    return Table(TABLES["tiers"], columns, tuple(_row(medium, each) for medium, each in tiers["media"].items()))
+
+
+def _row(medium: str, counts: TierCounts) -> tuple[Cell, ...]:
+    mean_s = counts["mean_load_s"]
+    return (
+        Cell(medium),
+        Cell(COUNT.text(counts["num_loads"])),
+        Cell(COUNT.text(counts["num_loaded_tokens"])),
+        Cell("-" if mean_s is None else SECONDS.text(mean_s)),
+        Cell(COUNT.text(counts["num_computed_instead"])),
+        *(Cell(GIB.text(nbytes)) for nbytes in (counts["written_nbytes"], counts["read_nbytes"], counts["nbytes"])),
+    )
+
 
 BLOCKS_FILL: Final = FILLS[0]
 RESERVED_FILL: Final = FILLS[1]

@@ -9,21 +9,16 @@ from typing import Final
 
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
-from pagedkv.report.ages import age_section
 from pagedkv.report.capacity import capacity_section
 from pagedkv.report.captions import METHOD
 from pagedkv.report.comparison import MAX_RUNS, figures_section, overlaid_section
-from pagedkv.report.divided import divided_section
-from pagedkv.report.documents import ReportRun
+from pagedkv.report.documents import ReportRun, without_folders
 from pagedkv.report.elements import Section, Tile
-from pagedkv.report.headlines import headline_of, headline_of_several
+from pagedkv.report.headlines import headline_of, headline_of_several, need_of
 from pagedkv.report.key_figures import KEY_FIGURES
-from pagedkv.report.latencies import latency_section
 from pagedkv.report.memory import memory_section
-from pagedkv.report.memory_need import need_of
-from pagedkv.report.settings import settings_section
-from pagedkv.report.shared_text import without_folders
-from pagedkv.report.timelines import time_section
+from pagedkv.report.settings import divided_section, settings_section
+from pagedkv.report.timelines import age_section, latency_section, time_section
 
 with needing("report", "a report"):
     from jinja2 import Environment, PackageLoader, StrictUndefined, Template

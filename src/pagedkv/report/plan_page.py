@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pagedkv.report.captions import Caption
-from pagedkv.report.divided import divided_section
+from pagedkv.report.documents import Plan, PlanPointDocument, traffic_of, without_folders
 from pagedkv.report.drawing import (
     COUNT_TICKS,
     HALF,
@@ -25,10 +25,9 @@ from pagedkv.report.drawing import (
     read_out,
 )
 from pagedkv.report.elements import Cell, Plot, Section, Table, Tile
-from pagedkv.report.number_text import COUNT, NONE, RATIO, SECONDS, rate
+from pagedkv.report.key_figures import COUNT, NONE, RATIO, SECONDS, rate
 from pagedkv.report.page import page_template
-from pagedkv.report.plan_documents import Plan, PlanPointDocument, traffic_of
-from pagedkv.report.shared_text import without_folders
+from pagedkv.report.settings import divided_section
 
 __all__ = ["render_plan"]
 

@@ -1,4 +1,11 @@
-"""Blocks and requests over time. An interval is drawn as a level, from its beginning to its end."""
+"""Sections over time: timelines, ages of blocks, latencies.
+
+Blocks and requests over time. An interval is drawn as a level, from its beginning to its end.
+
+Reuse and eviction: how long blocks were free before they were hit or evicted.
+
+Latency and preemption: the durations of requests, and the cost of running out of blocks.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,28 +13,51 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.report.captions import PLOTS, SECTIONS
-from pagedkv.report.documents import ReportRun, Timeline, has_known_content
+from pagedkv.report.captions import MISSES, PLOTS, SECTIONS, TABLES
+from pagedkv.report.documents import (
+    AgeHistogram,
+    Latency,
+    Misses,
+    Percentiles,
+    Pool,
+    Preemptions,
+    ReportRun,
+    Timeline,
+    has_known_content,
+    seconds_source,
+)
 from pagedkv.report.drawing import (
     COUNT_TICKS,
     FILLS,
     HALF,
     LINES,
+    NARROW_PANELS,
     PERCENT_TICKS,
     WIDE,
     Axes,
     Figure,
+    Fill,
     draw_both,
     fill_legend,
     line_legend,
     only_axes,
+    panels,
     read_out,
 )
-from pagedkv.report.elements import Plot, Section
-from pagedkv.report.number_text import COUNT, MEAN, RATIO, Unit
+from pagedkv.report.elements import Cell, Plot, Section, Table
+from pagedkv.report.key_figures import COUNT, MEAN, RATIO, SECONDS, Unit, edge
+from pagedkv.report.memory import tier_tables
 
-__all__ = ["TimeAxis", "levels", "time_section"]
-
+__all__ = [
+    "PERCENTILES",
+    "TimeAxis",
+    "age_section",
+    "latency_kinds",
+    "latency_section",
+    "levels",
+    "percentile_values",
+    "time_section",
+]
 LEVELS: Final = ("num_live", "num_cached", "num_free")
 LEVEL_NAMES: Final = ("live", "cached", "free")
 FREE_FILL: Final = FILLS[-1]
@@ -35,7 +65,6 @@ LEVEL_FILLS: Final = (FILLS[0], FILLS[1], FREE_FILL)
 UNITS_OF_TIME: Final = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 ENOUGH: Final = 5
 """Least number of units that an axis of time spans."""
-
 Floats = NDArray[np.float64]
 
 
@@ -172,3 +201,197 @@ def _texts(values: Sequence[float | None], unit: Unit) -> list[str]:
 def _from_zero(axes: Axes) -> None:
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
+
+
+UNKNOWN: Final = "The trace has lengths but no content: hits are unknown."
+
+
+def age_section(run: ReportRun) -> Section:
+    """Draw and list the ages in every pool; without ages, or without known content, explain why there are none."""
+    if not has_known_content(run.replay):
+        return Section("ages", SECTIONS["ages"], (UNKNOWN,))
+    pools = run.replay["pools"]
+    several = len(pools) > 1
+    sentences: list[str] = []
+    plots: list[Plot] = []
+    tables: list[Table] = []
+    for number, (name, pool) in enumerate(pools.items()):
+        suffix = f", pool {name}" if several else ""
+        sentences.append(_sentence(pool, suffix))
+        for key, fill in (("hits_by_age", FILLS[0]), ("evictions_by_age", FILLS[1])):
+            histogram = pool["hits_by_age"] if key == "hits_by_age" else pool["evictions_by_age"]
+            if any(histogram["num_blocks"]):
+                plots.append(_bars(f"{key}-{number}", key, histogram, fill, suffix))
+        if any(pool["hits_by_age"]["num_blocks"]) or any(pool["evictions_by_age"]["num_blocks"]):
+            tables.append(_table(pool, suffix))
+    if "misses" in run.replay:
+        sentences.append(_missed(run.replay["misses"]))
+        tables.append(_miss_table(run.replay["misses"]))
+    tables += tier_tables(run)
+    return Section("ages", SECTIONS["ages"], tuple(sentences), tuple(plots), tuple(tables))
+
+
+def _missed(misses: Misses) -> str:
+    """Return the cause of most of the missed tokens."""
+    if not misses["num_tokens"]:
+        return "No prompt token was missed."
+    counts = {cause: misses["by_cause"].get(cause, 0) for cause in MISSES}
+    most = max(counts, key=lambda cause: counts[cause])
+    ratio = counts[most] / misses["num_tokens"]
+    caption = MISSES[most]
+    return (
+        f"{COUNT.text(misses['num_tokens'])} prompt tokens did not hit, most of them ({RATIO.text(ratio)}) for one "
+        f"cause. {caption.title}: {caption.sentence[0].lower()}{caption.sentence[1:]}"
+    )
+
+
+def _miss_table(misses: Misses) -> Table:
+    return Table(
+        TABLES["misses"],
+        ("cause", "tokens", "meaning"),
+        tuple(
+            (Cell(caption.title), Cell(COUNT.text(misses["by_cause"].get(cause, 0))), Cell(caption.sentence))
+            for cause, caption in MISSES.items()
+        ),
+    )
+
+
+def _sentence(pool: Pool, suffix: str) -> str:
+    num_hits = sum(pool["hits_by_age"]["num_blocks"])
+    num_evictions = pool["num_evictions"]
+    hits = f"{COUNT.text(num_hits)} blocks were hit{suffix}" if num_hits else f"No block was hit{suffix}"
+    if not num_evictions:
+        return f"{hits}; none was evicted."
+    never = pool["num_never_reused"]
+    return (
+        f"{hits}; {COUNT.text(num_evictions)} were evicted, {COUNT.text(never)} of them "
+        f"({RATIO.text(never / num_evictions)}) without having been hit once."
+    )
+
+
+def _bars(key: str, kind: str, histogram: AgeHistogram, fill: Fill, suffix: str) -> Plot:
+    numbers = [float(number) for number in histogram["num_blocks"]]
+    edges_s = histogram["upper_edges_s"]
+    labels = [f"> {edges_s[-2]:,g}" if edge_s is None and len(edges_s) > 1 else _short(edge_s) for edge_s in edges_s]
+
+    def paint(figure: Figure) -> None:
+        axes = only_axes(figure, "age in seconds, at most", "blocks")
+        axes.bar(range(len(numbers)), numbers, color=fill.colour, hatch=fill.hatch, width=0.8)
+        axes.set_xticks(range(len(numbers)), labels, rotation=45, ha="right", rotation_mode="anchor")
+        axes.yaxis.set_major_formatter(COUNT_TICKS)
+        axes.grid(visible=False, axis="x")
+        headings = [f"{label} s" for label in labels]
+        read_out(axes, range(len(numbers)), headings, [[COUNT.text(number) for number in histogram["num_blocks"]]])
+
+    caption = PLOTS[kind]
+    return Plot(
+        caption.title + suffix,
+        caption.sentence,
+        *draw_both(key, HALF, f"Bars: {caption.title.lower()}, blocks in each range of ages", paint),
+    )
+
+
+def _short(edge_s: float | None) -> str:
+    return "any" if edge_s is None else f"{edge_s:,g}"
+
+
+def _table(pool: Pool, suffix: str) -> Table:
+    hits, evictions = pool["hits_by_age"], pool["evictions_by_age"]
+    lower_edges_s = (None, *hits["upper_edges_s"][:-1])
+    return Table(
+        TABLES["ages"] + suffix,
+        ("age, seconds", "hits", "evictions"),
+        tuple(
+            (Cell(edge(upper_s, lower_s)), Cell(COUNT.text(num_hits)), Cell(COUNT.text(num_evictions)))
+            for upper_s, lower_s, num_hits, num_evictions in zip(
+                hits["upper_edges_s"], lower_edges_s, hits["num_blocks"], evictions["num_blocks"], strict=True
+            )
+        ),
+    )
+
+
+PERCENTILES: Final = ("mean", "p50", "p90", "p99", "max")
+ROOM_FOR_LABELS: Final = 0.3
+UNNAMED: Final = "that the configuration lists"
+
+
+def percentile_values(percentiles: Percentiles) -> list[float | None]:
+    """Values in the order of PERCENTILES."""
+    return [percentiles["mean"], percentiles["p50"], percentiles["p90"], percentiles["p99"], percentiles["max"]]
+
+
+def latency_kinds(latency: Latency) -> dict[str, Percentiles]:
+    """The three latencies by name."""
+    return {
+        "queueing": latency["queueing_s"],
+        "first token": latency["first_token_s"],
+        "whole request": latency["request_s"],
+    }
+
+
+def latency_section(run: ReportRun) -> Section:
+    """Draw and list the percentiles, and list the preemptions."""
+    latency = run.replay["latency"]
+    drawn = {
+        name: [value for value in percentile_values(percentiles) if value is not None]
+        for name, percentiles in latency_kinds(latency).items()
+    }
+    whole = all(len(values) == len(PERCENTILES) for values in drawn.values())
+    return Section(
+        "latency",
+        SECTIONS["latency"],
+        (
+            f"The seconds are those of the cost model {seconds_source(run.replay) or UNNAMED}.",
+            *(() if whole else ("Some latencies have no value: no request reached that event.",)),
+        ),
+        (_latency_bars(drawn),) if whole else (),
+        (_latency_table(latency), _preemption_table(run.replay["preemptions"])),
+    )
+
+
+def _latency_bars(drawn: dict[str, list[float]]) -> Plot:
+    def paint(figure: Figure) -> None:
+        for axes, (name, values) in zip(panels(figure, len(drawn)), drawn.items(), strict=True):
+            axes.set_title(name)
+            bars = axes.barh(range(len(values)), values, color=FILLS[0].colour, height=0.65)
+            axes.bar_label(bars, [SECONDS.text(value) for value in values], padding=3)
+            axes.set_yticks(range(len(values)), PERCENTILES)
+            axes.invert_yaxis()
+            axes.set_xlabel("seconds")
+            axes.xaxis.set_major_formatter(COUNT_TICKS)
+            axes.locator_params(axis="x", nbins=4)
+            axes.grid(visible=False, axis="y")
+            axes.margins(x=ROOM_FOR_LABELS)
+            axes.set_xlim(left=0)
+
+    caption = PLOTS["latency"]
+    label = "Bars of mean, median, 90th and 99th percentile and maximum of three latencies"
+    return Plot(caption.title, caption.sentence, *draw_both("latency", WIDE, label, paint, NARROW_PANELS), wide=True)
+
+
+def _latency_table(latency: Latency) -> Table:
+    return Table(
+        TABLES["latency"],
+        ("from arrival to", *PERCENTILES),
+        tuple(
+            (Cell(event), *(Cell(SECONDS.text(value)) for value in percentile_values(percentiles)))
+            for event, percentiles in (
+                ("first admission (queueing)", latency["queueing_s"]),
+                ("first token", latency["first_token_s"]),
+                ("end of the request", latency["request_s"]),
+            )
+        ),
+    )
+
+
+def _preemption_table(preemptions: Preemptions) -> Table:
+    rows = (
+        ("preemptions by recompute", preemptions["num_recompute"]),
+        ("preemptions by swap", preemptions["num_swap"]),
+        ("tokens computed again", preemptions["num_recomputed_tokens"]),
+        ("blocks swapped out", preemptions["num_swapped_out_blocks"]),
+        ("blocks swapped in", preemptions["num_swapped_in_blocks"]),
+    )
+    return Table(
+        TABLES["preemptions"], ("what", "number"), tuple((Cell(what), Cell(COUNT.text(n))) for what, n in rows)
+    )

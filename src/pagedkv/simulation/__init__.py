@@ -6,8 +6,6 @@ In the order in which data flows::
     calibration       a CostModel fitted to measured steps
     config            ServingConfig: the pools, the limits of a step, the rules
     scripted_sampler  generated tokens, in place of a model
-    output_store      outputs of the requests under way, in one array
-    space_watch       SpaceWatch: observes the block space, and records its blocks' history
     running_rows      RunningRows: running rows, in arrays for the meters
     step_work         StepWork: counts of a plan's work, for the cost model
     step_meters       StepMeters: what the clock notifies of each event

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.contract.arrays import Float64Array, Int32Array
-from pagedkv.planner.traces.tenants import Tenants
+from pagedkv.planner.traces.request import Tenants
 from pagedkv.scheduling import Batch, Progress, Request, SchedulingConfig
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.step_work import StepWork

@@ -21,7 +21,7 @@ from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
-from pagedkv.planner.traces.tokens import tokenize
+from pagedkv.planner.traces.token_blocks import tokenize
 from pagedkv.scheduling import Batch
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel

@@ -8,7 +8,7 @@ import pytest
 
 import pagedkv
 from pagedkv.cli.planning.axes import PlanAxes
-from pagedkv.cli.planning.beside import one_pool
+from pagedkv.cli.planning.loads import one_pool
 from pagedkv.errors import ConfigurationError
 from pagedkv.simulation import ServingConfig, SimulatedTier
 from tests.cli.command import run

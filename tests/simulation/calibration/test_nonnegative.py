@@ -5,7 +5,7 @@ from itertools import chain, combinations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from pagedkv.simulation.calibration.nonnegative import nonnegative_least_squares
+from pagedkv.simulation.calibration.fitting import nonnegative_least_squares
 
 
 @given(seed=st.integers(0, 10_000), num_columns=st.integers(1, 4), num_rows=st.integers(4, 12))

@@ -1,8 +1,7 @@
 """Figures made up part by part, for what is concluded from them."""
 
 from pagedkv.simulation.planning import PointFigures, PointResult, Steadiness
-from pagedkv.simulation.planning.figures import NUM_PARTS, Part
-from pagedkv.simulation.planning.steadiness import FAILS
+from pagedkv.simulation.planning.figures import FAILS, NUM_PARTS, Part
 
 __all__ = ["figures", "result", "steadiness"]
 

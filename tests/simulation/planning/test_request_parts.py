@@ -10,7 +10,7 @@ from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.windows import parse_window
 from pagedkv.simulation import VirtualServer
 from pagedkv.simulation.planning import Bounds, PlanPoint, PointFigures, run_point
-from pagedkv.simulation.planning.request_parts import Division, PartFigures, busiest_and_quietest, parts_of
+from pagedkv.simulation.planning.figures import Division, PartFigures, busiest_and_quietest, parts_of
 from pagedkv.simulation.request_log import RequestLog
 from tests.simulation.planning.test_point import CONFIG, COSTS, checked, traffic
 

@@ -9,8 +9,8 @@ from pagedkv.planner.traces.request import Request
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.planning import Bounds, PlanPoint, PointFigures, Steadiness, run_point
-from pagedkv.simulation.planning.load_reasons import change_of, reason_of
-from pagedkv.simulation.planning.steadiness import FAILS, HOLDS, TOO_SHORT, steadiness_of
+from pagedkv.simulation.planning.decision import change_of, reason_of
+from pagedkv.simulation.planning.figures import FAILS, HOLDS, TOO_SHORT, steadiness_of
 from pagedkv.simulation.request_log import RequestLog
 
 ONE_AT_A_TIME = CostModel(fixed_s=0.5)

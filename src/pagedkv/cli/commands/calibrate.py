@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
-from pagedkv.cli.command_line import command_line
-from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.errors import ConfigurationError
@@ -25,7 +23,7 @@ from pagedkv.simulation.calibration import (
     read_steps,
 )
 from pagedkv.simulation.cost import read_cost_model
-from pagedkv.simulation.cost.origin import CALIBRATION_KEY
+from pagedkv.simulation.cost.cost_model import CALIBRATION_KEY
 from pagedkv.tiers import parse_tier
 
 __all__ = ["calibrate", "error_rows"]

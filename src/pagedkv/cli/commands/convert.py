@@ -15,22 +15,24 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import atomic_file, is_replaced_whole, require_writable
-from pagedkv.cli.command_line import command_line
-from pagedkv.cli.compressing import maybe_compressed
-from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import (
+    atomic_file,
+    command_line,
+    is_replaced_whole,
+    maybe_compressed,
+    require_writable,
+    write_json,
+)
 from pagedkv.cli.progress import progress_bars
-from pagedkv.cli.source_options import SourceOptions
-from pagedkv.cli.trace_options import in_order_of_arrival, require_limit
+from pagedkv.cli.trace_options import SourceOptions, in_order_of_arrival, require_limit
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.errors import ConfigurationError, InterruptedRunError, TraceError
-from pagedkv.planner.traces.anonymizing import anonymized
 from pagedkv.planner.traces.clocks import rebased
-from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.merging import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.token_blocks import with_block_ids
+from pagedkv.planner.traces.token_blocks import anonymized, with_block_ids
 from pagedkv.planner.traces.writer import TraceWriter
 
 __all__ = ["Conversion", "convert", "convert_trace"]

@@ -15,18 +15,14 @@ import typer
 from rich.progress import Progress
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
-from pagedkv.cli.cache_sizes import CacheSizes, SizedModel
-from pagedkv.cli.command_line import command_line
+from pagedkv.cli.curve_options import NO_TIERS, CacheSizes, CurveTierOptions, SizedModel, TiersBelow, token_nbytes_of
 from pagedkv.cli.curve_tables import print_curve, print_model_curve
-from pagedkv.cli.curve_tiers import NO_TIERS, CurveTierOptions, TiersBelow, token_nbytes_of
-from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
-from pagedkv.cli.partitions import partitions_of
+from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.tables import print_first, print_warnings
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, SeveralTracesOptions, TraceOptions
-from pagedkv.cli.trace_sources import TraceSources, name_of
+from pagedkv.cli.trace_sources import TraceSources, name_of, partitions_of
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.errors import InterruptedRunError
 from pagedkv.planner.capacity.curve import (
@@ -41,8 +37,7 @@ from pagedkv.planner.capacity.curve import (
     with_multiples,
 )
 from pagedkv.planner.capacity.model_curve import ModelCurve, measure_model_curve
-from pagedkv.planner.capacity.partition import Partition
-from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.capacity.references import BlockReferences, Partition, ReferenceCollector
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import ContentBlocks
 from pagedkv.warming import Rehearsal, make_ready, of_curves, of_model_curves, of_stores

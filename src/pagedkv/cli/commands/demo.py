@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
-from pagedkv.cli.command_line import command_line
-from pagedkv.cli.exit_codes import EXIT_WRONG_ANSWERS
-from pagedkv.cli.interrupting import leaving_at_once
-from pagedkv.cli.json_file import write_json
+from pagedkv.cli.interrupting import EXIT_WRONG_ANSWERS, leaving_at_once
 from pagedkv.cli.live_view import live_view
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_table, share
 from pagedkv.contract.extras import needing

@@ -10,17 +10,13 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
-from pagedkv.cli.command_line import command_line
 from pagedkv.cli.commands.report import import_page, require_page_output
-from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
-from pagedkv.cli.planning.beside import BesideRuns
 from pagedkv.cli.planning.document import plan_document
-from pagedkv.cli.planning.loads import LoadRuns
+from pagedkv.cli.planning.loads import BesideRuns, LoadRuns, PointStore, default_folder, digest_of_files
 from pagedkv.cli.planning.runs import PointRunner
-from pagedkv.cli.planning.store import PointStore, default_folder, digest_of_files
 from pagedkv.cli.planning.tables import print_plan
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of

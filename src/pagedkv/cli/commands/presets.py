@@ -3,9 +3,7 @@
 from typing import Final
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
-from pagedkv.cli.command_line import command_line
-from pagedkv.cli.json_file import write_json
+from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.tables import print_numbers
 from pagedkv.cli.user_errors import reported
 from pagedkv.models import model_names, read_model

@@ -15,20 +15,24 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
-from pagedkv.cli.command_line import command_line
-from pagedkv.cli.compressing import maybe_compressed
-from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import (
+    STANDARD_OUTPUT,
+    atomic_file,
+    command_line,
+    maybe_compressed,
+    require_writable,
+    write_json,
+)
 from pagedkv.cli.recording_tables import print_recording, recording_document
-from pagedkv.cli.source_options import SourceOptions
+from pagedkv.cli.trace_options import SourceOptions
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.errors import ConfigurationError, OutputError, RecordingError, TraceError
 from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
 from pagedkv.planner.recording.metrics import MetricsFollower
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
 from pagedkv.planner.traces.clocks import rebased
-from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.merging import sorted_by_arrival
 from pagedkv.planner.traces.writer import TraceWriter
 
 __all__ = ["Publisher", "record"]

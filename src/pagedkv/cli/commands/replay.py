@@ -8,12 +8,10 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
-from pagedkv.cli.command_line import command_line
 from pagedkv.cli.inspecting.options import InspectOptions
 from pagedkv.cli.interrupting import leaving_at_once
-from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import Follow, ServingOptions, serve_trace
 from pagedkv.cli.serving_tables import print_served

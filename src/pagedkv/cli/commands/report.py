@@ -15,13 +15,10 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
-from pagedkv.cli.cache_sizes import parse_capacities
-from pagedkv.cli.command_line import command_line
 from pagedkv.cli.commands.curve import curve_of_trace, has_content
-from pagedkv.cli.curve_tiers import below_of
-from pagedkv.cli.json_file import write_json
+from pagedkv.cli.curve_options import below_of, parse_capacities
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace
 from pagedkv.errors import ConfigurationError, NoBlocksError, TraceError

@@ -7,12 +7,11 @@ from typing import Annotated, Final, cast
 import typer
 
 from pagedkv.api_keys import read_key_file
-from pagedkv.cli.atomic_file import require_writable
 from pagedkv.cli.engine_options import EngineOptions
-from pagedkv.cli.exit_codes import INTERRUPTED_BEFORE_SERVING
-from pagedkv.cli.interrupting import leaving_at_once
+from pagedkv.cli.interrupting import INTERRUPTED_BEFORE_SERVING, leaving_at_once
 from pagedkv.cli.listening import require_free
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import require_writable
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.sizes import parse_size_with_unit
 from pagedkv.contract.arguments import as_choice

@@ -6,11 +6,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
-from pagedkv.cli.command_line import command_line
 from pagedkv.cli.commands.calibrate import error_rows
-from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
 from pagedkv.cli.typed_names import as_typed

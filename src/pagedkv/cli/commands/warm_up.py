@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.json_file import write_json
+from pagedkv.cli.output_files import write_json
 from pagedkv.cli.user_errors import reported
 from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.warming import warm_up as compile_all

@@ -11,7 +11,7 @@ from pagedkv.engine.recording import Recorder
 from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.server.inspector import InspectedReplay, MissedTokens, ReplayState
 from pagedkv.simulation import VirtualServer
-from pagedkv.simulation.meters.misses import MISS_LABELS
+from pagedkv.simulation.meters.meters import MISS_LABELS
 from pagedkv.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.step_work import StepWork

@@ -2,13 +2,10 @@
 
 In the order in which data flows::
 
-    axes      the compared values, and the settings made of them
-    prices    the cost of tokens, by the user's prices
-    store     figures of points that were run before, one file each
+    axes      the compared values, and the settings made of them; the cost of tokens, by the user's prices
+    loads     the loads of each setting, typed or searched; figures that were stored; runs to compare clusters with
     runs      points in separate processes
     ray_runs  points as tasks of Ray
-    loads     the loads of each setting, typed or chosen by a search
-    beside    runs for comparison with each cluster: routing in turn, and one pool
     document  all results, for JSON and the page
     tables    the result for humans
 """

@@ -1,31 +1,28 @@
-"""The compared values: lists as typed, and the settings made of them, each with the names of its values.
+"""The compared values of a plan: as typed, and the settings made of them, with prices.
+
+Reading the values of axes, as typed in lists.
+
+The cost of tokens, by prices that the user types, in any currency; no prices are downloaded.
+
+The cost is the number of a setting's GPUs times the price of one for an hour, divided by the tokens of good answers
+that it sustains in an hour. Without a sustained load there is no cost.
+
+The compared values: lists as typed, and the settings made of them, each with the names of its values.
 
 The other values of each axis are compared with its first. If a single number of GPUs or GiB is given, half and twice as
 many are tried as well, if the weights and a prompt fit. With replicas, each has exactly the given number.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Final, cast
+from typing import Annotated, Final, TypeVar, cast
 
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.planning.axis_values import (
-    BY_NEED,
-    as_gib,
-    as_load,
-    as_num_replicas,
-    as_routing,
-    as_split,
-    listed,
-    size_of,
-)
-from pagedkv.cli.planning.prices import parse_prices
-from pagedkv.cli.seconds_source import origin_of
-from pagedkv.cli.serving import ServingOptions
-from pagedkv.cli.sizes import parse_gpu
+from pagedkv.cli.serving import ServingOptions, origin_of
+from pagedkv.cli.sizes import parse_gib, parse_gpu, parse_size
 from pagedkv.cli.tier_options import TierOptions, TierRates
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.contract.spec import keeps_whole_prefix
@@ -35,11 +32,194 @@ from pagedkv.routing import ROUTINGS, Routing
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cluster import ClusterSetting
 from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
-from pagedkv.simulation.planning import Bounds, PlanPoint
+from pagedkv.simulation.planning import Bounds, PlanPoint, Steadiness
 from pagedkv.simulation.planning.arrivals import ClosedLoop
-from pagedkv.simulation.planning.decision import GPU_AXIS, REPLICAS_AXIS
+from pagedkv.simulation.planning.decision import GPU_AXIS, HIGHEST_LOAD, REPLICAS_AXIS
 
-__all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
+__all__ = [
+    "BY_NEED",
+    "PlanAxes",
+    "PlannedPoint",
+    "TokenCost",
+    "as_gib",
+    "as_load",
+    "as_num_replicas",
+    "as_positive",
+    "as_routing",
+    "as_split",
+    "listed",
+    "parse_prices",
+    "size_of",
+    "token_cost",
+]
+BY_NEED: Final = "need"
+MOST_REPLICAS: Final = 64
+_T = TypeVar("_T")
+
+
+class _OutOfRangeError(ValueError):
+    """A value that is a number out of range."""
+
+
+def listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
+    """Parse a list of an option. Raises ConfigurationError."""
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        values = [read(part) for part in parts if part]
+    except ConfigurationError:
+        raise  # a ValueError, too
+    except _OutOfRangeError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{option} must be a list of values such as 16,64, got {text!r:.60}") from error
+    if not values or len(values) < len(parts) or len(set(values)) < len(values):
+        raise ConfigurationError(f"{option} must be a list of different values, got {text!r:.60}")
+    return values
+
+
+def as_gib(text: str) -> float:
+    """Parse a size of memory, in GiB. Raises ConfigurationError."""
+    return parse_gib(text)
+
+
+def as_positive(text: str) -> float:
+    """Parse a number over 0. Raises ValueError."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise _OutOfRangeError(f"each must be over 0 and finite, got {text:.60}")
+    return value
+
+
+def as_load(text: str) -> float:
+    """Parse a multiple of the recorded traffic. Raises ValueError."""
+    value = float(text)
+    if value == 0:
+        raise _OutOfRangeError(
+            "at 0 times the recorded traffic no request ever arrives: give 1 for the traffic as recorded, or leave "
+            "--load out, and the highest load that holds is searched for"
+        )
+    if not 0 < value <= HIGHEST_LOAD:
+        raise _OutOfRangeError(
+            f"each must be over 0 and at most {HIGHEST_LOAD:,.0f} times the recorded traffic, got {text:.60}: above it "
+            "the whole trace arrives at once, which shows how fast a queue drains, not a sustained load"
+        )
+    return value
+
+
+def as_num_replicas(text: str) -> int:
+    """Parse a number of replicas. Raises ValueError."""
+    number = int(text)
+    if not 1 <= number <= MOST_REPLICAS:
+        raise _OutOfRangeError(f"each must be from 1 to {MOST_REPLICAS}, got {text:.60}")
+    return number
+
+
+def as_routing(text: str) -> str:
+    """Parse the name of a routing. Raises ValueError."""
+    if text not in ROUTINGS:
+        raise _OutOfRangeError(f"each must be one of {', '.join(ROUTINGS)}, got {text!r:.60}")
+    return text
+
+
+def size_of(option: str) -> Callable[[str], str]:
+    """Return a reader of sizes, which stay as typed."""
+
+    def read(text: str) -> str:
+        parse_size(text, option)
+        return text
+
+    return read
+
+
+def as_split(text: str) -> str:
+    """Parse a factor of the memory of full attention, or ``need``. Raises ValueError."""
+    return text if text == BY_NEED else f"{as_positive(text):g}"
+
+
+SECONDS_AN_HOUR: Final = 3600.0
+MILLION: Final = 1e6
+HIGHEST_PRICE: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """The cost of a setting under the highest load that it holds.
+
+    Args:
+        an_hour: cost of all its GPUs.
+        a_million_output_tokens: cost of tokens generated in good answers; None if there are none.
+        a_million_tokens: cost of tokens, counting the prompts of good answers as well.
+    """
+
+    an_hour: float
+    a_million_output_tokens: float | None
+    a_million_tokens: float | None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return the costs for JSON."""
+        return {
+            "an_hour": self.an_hour,
+            "a_million_output_tokens": self.a_million_output_tokens,
+            "a_million_tokens": self.a_million_tokens,
+        }
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """Parse prices of GPUs for an hour.
+
+    Raises:
+        ConfigurationError: a price is invalid, or a GPU is unknown or named twice.
+
+    >>> parse_prices("h100=2.5,H200=3")
+    {'h100': 2.5, 'h200': 3.0}
+    """
+    prices: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = (each.strip() for each in part.partition("="))
+        price = _number(number)
+        if not equals or price is None or not 0 < price <= HIGHEST_PRICE:
+            raise ConfigurationError(
+                f"--price must be the price of a GPU for an hour, as in h100=2.5,l4=0.7, got {part!r:.60}"
+            )
+        find_gpu(name)
+        if name.lower() in prices:
+            raise ConfigurationError(f"--price names {name} twice: {text!r:.60}")
+        prices[name.lower()] = price
+    return prices
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def token_cost(gpus: str, prices: Mapping[str, float], steady: Steadiness) -> TokenCost | None:
+    """Compute the cost of tokens on some GPUs; None without a price for them.
+
+    Args:
+        gpus: as typed, ``8xh100``.
+        prices: result of :func:`parse_prices`.
+        steady: steadiness of a load that holds.
+    """
+    number, name = parse_gpu(gpus)
+    price = prices.get(name.lower())
+    if price is None:
+        return None
+    an_hour = number * price
+    hours = steady.measured_s / SECONDS_AN_HOUR
+    outputs = steady.num_good_output_tokens
+    return TokenCost(
+        an_hour,
+        _a_million(an_hour * hours, outputs),
+        _a_million(an_hour * hours, outputs + steady.num_good_prompt_tokens),
+    )
+
+
+def _a_million(cost: float, num_tokens: int) -> float | None:
+    return cost / num_tokens * MILLION if num_tokens else None
+
 
 AXES: Final = "Axes: lists; the other values are compared with the first"
 ROUTING_AXIS: Final = "routing"
@@ -309,10 +489,10 @@ class PlanAxes:
             memory=f"{setting['memory']:.15f}" if "memory" in setting else None,
             kv_dtype=self.kv_dtype,
             cost_model=self.cost_model,
-            block_size=int(_number(setting["block size"])),
+            block_size=int(_as_number(setting["block size"])),
             eviction=str(setting["policy"]),
-            max_sequences=int(_number(setting["sequences"])),
-            max_batched_tokens=int(_number(setting["tokens a step"])),
+            max_sequences=int(_as_number(setting["sequences"])),
+            max_batched_tokens=int(_as_number(setting["tokens a step"])),
             load=load,
             tier=TierOptions(
                 host_memory=_text(setting.get("host memory")),
@@ -334,7 +514,7 @@ class PlanAxes:
 
 def _cluster_of(setting: Mapping[str, object]) -> ClusterSetting | None:
     """Return the cluster of a setting; None: one server, which needs no router."""
-    number = int(_number(setting.get(REPLICAS_AXIS, 1)))
+    number = int(_as_number(setting.get(REPLICAS_AXIS, 1)))
     return ClusterSetting(number, cast("Routing", setting[ROUTING_AXIS])) if number > 1 else None
 
 
@@ -342,7 +522,7 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _number(value: object) -> float:
+def _as_number(value: object) -> float:
     assert isinstance(value, int | float), "an axis of numbers"
     return value
 

@@ -6,21 +6,25 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from pagedkv.cli.parts_tables import parts_as_dict
-from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
-from pagedkv.cli.planning.beside import IN_TURN, ONE_POOL, BesideRuns
-from pagedkv.cli.planning.prices import token_cost
-from pagedkv.cli.seconds_source import SecondsSource, shared_name
+from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint, token_cost
+from pagedkv.cli.planning.loads import IN_TURN, ONE_POOL, BesideRuns
+from pagedkv.cli.serving import SecondsSource, shared_name
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.contract.budget import GIB
 from pagedkv.planner.capacity.memory_need import CacheNeed, LiveNeed, MemoryNeed, live_need
-from pagedkv.report.plan_documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
+from pagedkv.report.documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
 from pagedkv.simulation.cluster import LATE
 from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
-from pagedkv.simulation.planning.decision import GPU_AXIS, num_gpus, num_replicas
-from pagedkv.simulation.planning.effects import limits_of, settings_of
-from pagedkv.simulation.planning.load_reasons import change_of, reason_of
-from pagedkv.simulation.planning.request_parts import busiest_and_quietest
-from pagedkv.simulation.planning.steadiness import FAILS, TOO_SHORT
+from pagedkv.simulation.planning.decision import (
+    GPU_AXIS,
+    change_of,
+    limits_of,
+    num_gpus,
+    num_replicas,
+    reason_of,
+    settings_of,
+)
+from pagedkv.simulation.planning.figures import FAILS, TOO_SHORT, busiest_and_quietest
 
 __all__ = ["plan_document"]
 

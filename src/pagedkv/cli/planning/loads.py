@@ -1,17 +1,108 @@
-"""The loads of each setting: the typed ones, or those of a search for its limit.
+"""The points of a plan that are run: loads of each setting, comparisons with clusters, figures that were stored before.
+
+Figures of points that were run before: one file each, written whole or not at all, named by a digest.
+
+The digest covers the version, the trace's bytes, how it is read, and the point. So a plan with an equal point uses the
+file, and no other plan does. An unreadable file counts as missing.
+
+The loads of each setting: the typed ones, or those of a search for its limit.
 
 Each search depends on the verdicts on its own setting alone, so its points are equal for any number of processes.
 Points that were run before are looked up, not run.
+
+Runs for comparison with a cluster: the same requests routed in turn, and one pool with the memory of all replicas.
+
+A cluster's hits lie between these two. Each setting with replicas is run once more in both ways, at the load of its
+headline: the highest that it holds, else the lowest that was run. Only the hits of one pool are comparable: it has the
+memory of all replicas and the speed of one, so its load is divided by the number of replicas.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
 
+from pagedkv import __version__
+from pagedkv.cli.output_files import atomic_file
 from pagedkv.cli.planning.axes import PlannedPoint
-from pagedkv.cli.planning.store import PointStore
+from pagedkv.errors import OutputError
+from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.planning import LoadSearch, PlanPoint, PointFigures
+from pagedkv.simulation.planning.decision import limit_of
 
-__all__ = ["LoadRuns"]
+__all__ = ["IN_TURN", "ONE_POOL", "BesideRuns", "LoadRuns", "PointStore", "default_folder", "digest_of_files"]
+FORMAT: Final = 4
+"""Version of the files and of the meaning of figures; it grows when either changes."""
+
+
+def default_folder() -> Path:
+    """Return the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedkv-plans"
+
+
+def digest_of_files(paths: Sequence[str]) -> str:
+    """Compute a digest of files, in their order.
+
+    Raises:
+        OutputError: a path is not an ordinary file, which every point can read again.
+    """
+    digests = [_digest_of_file(path) for path in paths]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _digest_of_file(path: str) -> str:
+    file = Path(path)
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise OutputError(f"{path}: a plan reads the trace once for each point: name a file, not a pipe")
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be opened: {error.strerror}") from error
+
+
+class PointStore:
+    """A folder of figures.
+
+    Args:
+        folder: created if missing.
+        trace_digest: digest of the trace.
+        reading: how the trace is read, as text.
+
+    Raises:
+        OutputError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, trace_digest: str, reading: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"{folder}: cannot be made: {error.strerror or error}. Name another folder for results (--results)"
+            ) from error
+        self._folder = folder
+        self._trace = {"version": __version__, "format": FORMAT, "trace": trace_digest, "reading": reading}
+
+    def get(self, point: PlanPoint) -> PointFigures | None:
+        """Return the figures of a point, if it was run before."""
+        try:
+            values = json.loads(self._path(point).read_bytes())
+            return PointFigures.from_dict(values["figures"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def put(self, point: PlanPoint, figures: PointFigures) -> None:
+        """Store the figures of a point. Raises OutputError."""
+        values: Mapping[str, object] = {**self._trace, "point": point.as_dict(), "figures": figures.as_dict()}
+        with atomic_file(self._path(point)) as file:
+            file.write(json.dumps(values).encode() + b"\n")
+
+    def _path(self, point: PlanPoint) -> Path:
+        key = json.dumps({**self._trace, "point": point.as_dict()}, sort_keys=True)
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
 
 
 @dataclass(slots=True)
@@ -93,3 +184,82 @@ class LoadRuns:
         setting.found[planned.load] = planned, figures
         if setting.search is not None:
             setting.search.record(figures.steadiness.verdict)
+
+
+ONE_POOL: Final = "one pool"
+IN_TURN: Final = "round-robin"
+Key = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class BesideRuns:
+    """The points for comparison with a plan's clusters.
+
+    Args:
+        found: all points of the plan.
+        store: figures of points that were run before; it also stores new ones.
+        runs_again: whether points that were run before are run again.
+
+    Attributes:
+        num_known: points that were run before.
+    """
+
+    found: Sequence[tuple[PlannedPoint, PointFigures]]
+    store: PointStore
+    runs_again: bool
+    num_known: int = 0
+    _figures: dict[tuple[Key, str], PointFigures] = field(default_factory=dict)
+    _returned: list[tuple[Key, str, PlanPoint]] = field(default_factory=list)
+
+    def first(self) -> list[PlanPoint]:
+        """Return the points to run."""
+        known = {str(planned.point.as_dict()): figures for planned, figures in self.found}
+        for key, name, point in self._compared():
+            figures = known.get(str(point.as_dict())) or (None if self.runs_again else self.store.get(point))
+            if figures is None:
+                self._returned.append((key, name, point))
+            else:
+                self.num_known += 1
+                self._figures[key, name] = figures
+        return [point for _, _, point in self._returned]
+
+    def keep(self, number: int, figures: PointFigures) -> list[PlanPoint]:
+        """Store the figures of a point, by its place among all returned points; no further points follow."""
+        key, name, point = self._returned[number]
+        self.store.put(point, figures)
+        self._figures[key, name] = figures
+        return []
+
+    def of(self, choices: Mapping[str, str]) -> dict[str, PointFigures]:
+        """Return the figures for comparison with a setting, by name; none for one server."""
+        key = tuple(choices.values())
+        return {name: self._figures[key, name] for name in (IN_TURN, ONE_POOL) if (key, name) in self._figures}
+
+    def _compared(self) -> Iterator[tuple[Key, str, PlanPoint]]:
+        by_setting: dict[Key, list[tuple[PlannedPoint, PointFigures]]] = {}
+        for planned, figures in self.found:
+            by_setting.setdefault(tuple(planned.choices.values()), []).append((planned, figures))
+        for key, runs in by_setting.items():
+            held = limit_of((planned.load, figures.steadiness.verdict) for planned, figures in runs).held
+            load = min(planned.load for planned, _ in runs) if held is None else held
+            point = next(planned.point for planned, _ in runs if planned.load == load)
+            if point.cluster is not None:
+                yield key, IN_TURN, replace(point, cluster=replace(point.cluster, routing=IN_TURN))
+                pooled = one_pool(point.config, point.cluster.num_replicas)
+                yield key, ONE_POOL, replace(point, cluster=None, config=pooled)
+
+
+def one_pool(config: ServingConfig, num_replicas: int) -> ServingConfig:
+    """Configure one server with the memory of ``num_replicas``; its load is divided by their number."""
+
+    def times(count: int) -> int:
+        return (count - 1) * num_replicas + 1  # there is one null block
+
+    blocks = config.num_blocks
+    return replace(
+        config,
+        num_blocks=times(blocks) if isinstance(blocks, int) else {pool: times(each) for pool, each in blocks.items()},
+        max_sequences=config.max_sequences * num_replicas,
+        load=config.load / num_replicas,
+        tiers=tuple(replace(tier, nbytes=tier.nbytes * num_replicas) for tier in config.tiers),
+    )

@@ -22,7 +22,7 @@ from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.errors import ConfigurationError, InterruptedRunError, TraceError
 from pagedkv.simulation import compile_loops
 from pagedkv.simulation.planning import PlanPoint, PointFigures, run_point
-from pagedkv.simulation.planning.request_parts import Division
+from pagedkv.simulation.planning.figures import Division
 from pagedkv.warming import ROUTING, make_ready
 
 __all__ = ["PointCount", "PointRunner", "compile_for", "run_in_process"]

@@ -8,9 +8,9 @@ from rich.markup import escape
 
 from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.tables import print_first, print_numbers, print_warnings
-from pagedkv.report.number_text import rate
-from pagedkv.report.plan_documents import Plan, PlanPointDocument, traffic_of
-from pagedkv.simulation.planning.request_parts import PartFigures
+from pagedkv.report.documents import Plan, PlanPointDocument, traffic_of
+from pagedkv.report.key_figures import rate
+from pagedkv.simulation.planning.figures import PartFigures
 
 __all__ = ["print_plan"]
 

@@ -2,18 +2,13 @@
 
 In the order in which data flows::
 
-    block_tree       block ids, each of which names a whole prefix, as one tree
-    references       the references of a trace: the path of each prompt in that tree
-    reuses           blocks that are used again: from which request to which
-    fenwick_tree     running sums under change, for the two below
-    stack_distances  LRU at every capacity at once
-    optimum          the offline optimum at one capacity
-    side_by_side     points of a curve, measured in threads
-    pool_hits        an eviction policy at one capacity, through the production pool
+    references       the references of a trace: paths of prompts in a tree of prefixes; blocks that are used again
+    stack_distances  LRU at every capacity at once; the offline optimum at one capacity
+    pool_hits        an eviction policy at one capacity, through the production pool; points side by side, in threads
     tier_hits        hits of tiers below the pool, by the store core: TierCurve
+    memory_need      MemoryNeed: how much memory a trace needs, in words
     curve            the whole curve: CapacityCurve
-    space_hits       a policy at one capacity, through the block space, for models of several groups
-    model_curve      hits of such a model against memory: ModelCurve
+    model_curve      hits of models of several groups against memory, through the block space: ModelCurve
     rehearsal        a curve of a tiny trace, which compiles all loops in advance
 
 The model is a bare cache, so that results are easy to check. Requests arrive one at a time, in file order, and take no

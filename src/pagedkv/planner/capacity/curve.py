@@ -23,12 +23,9 @@ from pagedkv.contract.budget import GIB
 from pagedkv.contract.space_config import EVICTION_POLICIES
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.capacity.memory_need import MemoryNeed, cache_need
-from pagedkv.planner.capacity.optimum import optimal_hits_by_request
-from pagedkv.planner.capacity.partition import Partition
-from pagedkv.planner.capacity.pool_hits import hits_by_request
-from pagedkv.planner.capacity.references import BlockReferences
-from pagedkv.planner.capacity.side_by_side import Pause, Point, measure_side_by_side
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, lru_hits_by_request
+from pagedkv.planner.capacity.pool_hits import Pause, Point, hits_by_request, measure_side_by_side
+from pagedkv.planner.capacity.references import BlockReferences, Partition
+from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, lru_hits_by_request, optimal_hits_by_request
 from pagedkv.planner.capacity.tier_hits import TierCurve
 
 __all__ = [

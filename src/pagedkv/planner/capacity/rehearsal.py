@@ -7,8 +7,7 @@ import numpy as np
 from pagedkv.contract.spec import FullAttention
 from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, measure_curve
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
-from pagedkv.planner.capacity.partition import Partition
-from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.capacity.references import BlockReferences, Partition, ReferenceCollector
 from pagedkv.planner.traces.request import Request
 
 __all__ = ["rehearse"]

@@ -4,11 +4,10 @@ In the order in which data flows::
 
     wire           one message of KV events, of either dialect, as values
     subscription   the sockets: messages as they arrive, messages requested again, whether a publisher is connected
-    numbering      the place of a message: the next one, one seen before, one after a gap, one of a new process
-    contents       the content of the stored blocks, as far as events show it
+    contents       the place of a message, and the content of the stored blocks, as far as events show it
     residency      the stored blocks, by medium: occupancy and lifetimes, and since when they are exact
     recorder       follows one publisher until it is stopped; has the results
-    exposition     the text of a metrics page; metrics: the figures of cache and hits on it
+    metrics        a metrics page: the figures of cache and hits on it
     joining        the requests of a log during the recording, as a trace
 
 Events show which blocks were stored and removed, never hits or arrivals, so they alone make no trace. Arrivals,

@@ -14,8 +14,7 @@ from math import isfinite
 from typing import Final, Protocol, assert_never
 
 from pagedkv.errors import ConfigurationError, RecordingError
-from pagedkv.planner.recording.contents import Contents
-from pagedkv.planner.recording.numbering import MessageNumbers, Place
+from pagedkv.planner.recording.contents import Contents, MessageNumbers, Place
 from pagedkv.planner.recording.residency import Residency
 from pagedkv.wire import DEVICE, BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
 

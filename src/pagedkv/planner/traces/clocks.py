@@ -1,4 +1,6 @@
-"""Turns arrival times of files into seconds: determines their unit and their origin.
+"""Times of requests: units and clocks, stamps that are spread or generated, and the order of arrival.
+
+Turns arrival times of files into seconds: determines their unit and their origin.
 
 Each format has a unit. If a file counts from 1970, its first number determines the unit instead, since present times in
 seconds, milli-, micro- and nanoseconds since 1970 differ widely. Dates are read as ISO 8601; without a zone they are
@@ -6,22 +8,42 @@ UTC. A ``time_unit`` that the user states overrides all of this. A gap of a year
 it comes from a change of units or from damage.
 
 :func:`rebased` shifts a trace to begin at 0 if its clock began long before its first request.
+
+Arrival times for a file without times or with coarse ones: generated, or spread over the span of a stamp.
+
+The rule about time that all formats share: arrivals never decrease.
+
+Equal arrivals are allowed, and keep file order. An unsorted trace would send requests of a replay into the past.
+Sorting holds more than one row in memory, so it needs an option.
 """
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
+
+import numpy as np
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
 
-__all__ = ["FIRST_EPOCH_S", "TIME_UNITS", "ArrivalClock", "Rebased", "rebased", "require_time_unit"]
-
+__all__ = [
+    "FIRST_EPOCH_S",
+    "TIME_UNITS",
+    "ArrivalClock",
+    "ArrivalOrder",
+    "GeneratedArrivals",
+    "Rebased",
+    "parse_arrivals",
+    "rebased",
+    "require_time_unit",
+    "spread_stamps",
+]
 TIME_UNITS: Final = MappingProxyType({"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9})
 """Number of each unit in a second."""
 ISO: Final = "ISO 8601"
@@ -171,3 +193,125 @@ def _iso_seconds(line: Line, text: str) -> float:
             f"{text!r:.60} is no time", "Give seconds, or a date as in 2024-05-01T12:30:00.250Z"
         ) from error
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+POISSON: Final = "poisson"
+SPREAD_PLACES: Final = 6
+MOST_WAITING: Final = 2**16
+"""Requests of one stamp that wait in memory; more of them are spread in batches of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedArrivals:
+    """Generates random independent arrivals: a Poisson process with a fixed seed.
+
+    Args:
+        per_s: mean number of requests a second, positive and finite.
+
+    Raises:
+        ConfigurationError: the rate is not positive, or not finite.
+    """
+
+    per_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.per_s > 0 and math.isfinite(self.per_s)):
+            raise ConfigurationError(f"`arrivals=poisson:RATE` must be requests a second, above 0, got {self.per_s}")
+
+    @property
+    def description(self) -> str:
+        """How these times were generated, as text for users."""
+        return f"generated arrivals: at random, {self.per_s:g} a second"
+
+    @property
+    def note(self) -> str:
+        """A note about generated times, in one sentence."""
+        rate = f"at random, {self.per_s:g} a second"
+        return f"arrivals are generated, {rate}: every figure of recorded traffic rests on them"
+
+    def applied_to(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield the requests with these arrivals, in their order; the first arrives at 0."""
+        random = np.random.default_rng(0)
+        arrival_s = 0.0
+        for request in requests:
+            yield replace(request, arrival_s=round(arrival_s, SPREAD_PLACES))
+            arrival_s += random.exponential(1 / self.per_s)
+
+
+def parse_arrivals(text: str) -> GeneratedArrivals:
+    """Parse arrivals in the user's notation. Raises ConfigurationError.
+
+    >>> parse_arrivals("poisson:2.5")
+    GeneratedArrivals(per_s=2.5)
+    """
+    kind, _, rate = text.partition(":")
+    try:
+        per_s = float(rate)
+    except ValueError:
+        per_s = math.nan
+    if kind != POISSON or math.isnan(per_s):
+        raise ConfigurationError(
+            f"`arrivals` must be poisson:RATE, as in poisson:2.5 for 2.5 a second; got {text!r:.60}"
+        )
+    return GeneratedArrivals(per_s)
+
+
+def spread_stamps(requests: Iterable[Request], span_s: float) -> Iterator[Request]:
+    """Spread requests with equal arrivals evenly over the span of their stamp.
+
+    Args:
+        requests: in order of arrival.
+        span_s: seconds that a stamp covers; less where the next stamp is sooner.
+
+    Returns:
+        the requests in their order, the first of each stamp unmoved. Memory holds the requests of one stamp.
+
+    Raises:
+        ConfigurationError: the span is not positive, or not finite.
+    """
+    if not (span_s > 0 and math.isfinite(span_s)):
+        raise ConfigurationError(f"`span_s` must be a number of seconds above 0, got {span_s}")
+    return _spread(requests, span_s)
+
+
+def _spread(requests: Iterable[Request], span_s: float) -> Iterator[Request]:
+    group: list[Request] = []
+    for request in requests:
+        if group and (request.arrival_s != group[0].arrival_s or len(group) == MOST_WAITING):
+            yield from _apart(group, min(span_s, request.arrival_s - group[0].arrival_s))
+            group = []
+        group.append(request)
+    yield from _apart(group, span_s)
+
+
+def _apart(group: list[Request], span_s: float) -> Iterator[Request]:
+    for place, request in enumerate(group):
+        yield request if not place else replace(request, arrival_s=request.arrival_s + span_s * place / len(group))
+
+
+class ArrivalOrder:
+    """Checks that the arrivals of one clock never decrease."""
+
+    def __init__(self) -> None:
+        self._latest_s = 0.0
+        self._latest_line = 0
+
+    def follow(self, line: Line, arrival_s: float, where: str = "") -> None:
+        """Check the next arrival, in seconds.
+
+        Args:
+            line: the line of the arrival.
+            where: the request within the line, if the line has several.
+
+        Raises:
+            TraceError: it is earlier than the previous arrival.
+        """
+        if arrival_s < self._latest_s:
+            before = "the one before" if self._latest_line == line.number else f"line {self._latest_line}"
+            sort = f"`sorted_by_arrival({shlex.quote(line.path)})`"
+            raise line.fault(
+                f"{where}arrives at {arrival_s} s, after {before} at {self._latest_s} s",
+                f"Put the requests in order of arrival: {sort}",
+            )
+        self._latest_s = arrival_s
+        self._latest_line = line.number

@@ -1,8 +1,23 @@
-"""Numbered lines of a trace file, plain, gzip or zst, as a stream.
+"""Files as numbered lines: plain, gzip, zst, one JSON array, or rows of Parquet.
+
+Kinds of files that are not text, recognised by their first bytes, each with a remedy.
+
+A file compressed by Zstandard, as a stream of its bytes.
+
+Numbered lines of a trace file, plain, gzip or zst, as a stream.
 
 It owns the open file. Every fault of a *file* (missing, a directory, cut short, damaged, not text) becomes a
 :class:`~pagedkv.errors.TraceError` with the line at which reading stopped. At most one line is held in
 memory.
+
+Splits a JSON array of objects in any layout, one object at a time, since the whole array may not fit in memory.
+
+It takes pieces of a file, which may end anywhere. One regular expression finds strings and brackets; the caller parses
+the objects.
+
+Reads the rows of a Parquet file as lines of JSON, so that a Parquet file can have every format of JSON lines.
+
+A row's number serves as its line number. Only a batch of rows is in memory.
 """
 
 import codecs
@@ -12,28 +27,144 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import IO, Any, Final, Self
 
-from pagedkv.errors import TraceError
-from pagedkv.planner.traces.file_kinds import PARQUET_MAGIC, named_kind
-from pagedkv.planner.traces.zstd_stream import ZSTD_MAGIC, zstd_stream
+from pagedkv.contract.extras import needing, to_install
+from pagedkv.errors import ConfigurationError, TraceError
 
-__all__ = ["MAX_LINE_NBYTES", "Line", "LineReader"]
+__all__ = [
+    "MAX_LINE_NBYTES",
+    "PARQUET_MAGIC",
+    "ZSTD_MAGIC",
+    "Line",
+    "LineReader",
+    "array_elements",
+    "named_kind",
+    "parquet_rows",
+    "zstd_stream",
+]
+PARQUET_MAGIC: Final = b"PAR1"
+UNPACK: Final = "Unpack it, and name the file in it"
+TO_UTF8: Final = "Write it as UTF-8: iconv -f UTF-16 -t UTF-8"
+KINDS: Final = (
+    (b"PK\x03\x04", "a zip archive", UNPACK),
+    (b"PK\x05\x06", "an empty zip archive", UNPACK),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK),
+    (b"BZh", "compressed by bzip2", "Decompress it: bunzip2"),
+    (b"\xfd7zXZ\x00", "compressed by xz", "Decompress it: unxz"),
+    (b"\xff\xfe", "UTF-16 text", TO_UTF8),
+    (b"\xfe\xff", "UTF-16 text", TO_UTF8),
+    (b"SQLite format 3\x00", "an SQLite database", "Export the table of requests as CSV: sqlite3 -csv -header"),
+    (b"ARROW1", "an Arrow file", "Write it as Parquet: pyarrow.parquet.write_table"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write its rows as CSV or Parquet"),
+    (b"\x93NUMPY", "a NumPy array", "Write its rows as CSV"),
+)
+PICKLE_PROTOCOL: Final = b"\x80"
+PICKLE_PROTOCOLS: Final = frozenset(range(2, 6))
+TAR_PLACE: Final = 257
+TAR_MAGIC: Final = b"ustar"
+FEWEST: Final = 16
+
+
+def named_kind(head: bytes) -> tuple[str, str] | None:
+    """Return the kind of a file that is not text.
+
+    Args:
+        head: the first bytes of the file, some hundred.
+
+    Returns:
+        the kind, and a remedy; None for a file that may be text.
+    """
+    for magic, name, remedy in KINDS:
+        if head.startswith(magic):
+            return name, remedy
+    if head.startswith(PICKLE_PROTOCOL) and head[1:2] and head[1] in PICKLE_PROTOCOLS:
+        return "a pickle", "Write its rows as JSON lines or Parquet; a pickle runs programs when it is read"
+    if head[TAR_PLACE : TAR_PLACE + len(TAR_MAGIC)] == TAR_MAGIC:
+        return "a tar archive", UNPACK
+    if len(head) >= FEWEST and (_alternates(head[0::2]) or _alternates(head[1::2])):
+        return "UTF-16 text", TO_UTF8
+    return None
+
+
+def _alternates(places: bytes) -> bool:
+    """Return whether every second byte is 0, as in UTF-16 of plain letters without a mark at the beginning."""
+    return not any(places[: FEWEST // 2])
+
+
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+PIECE_NBYTES: Final = 2**17
+
+
+def zstd_stream(file: IO[bytes]) -> io.BufferedReader:
+    """Read a compressed file, of one frame or several.
+
+    Returns:
+        the stream. Reading raises EOFError where the file is cut short, OSError where it is damaged.
+
+    Raises:
+        ConfigurationError: the package is missing.
+    """
+    try:
+        package: Any = import_module("zstandard")  # an optional package
+    except ModuleNotFoundError as error:
+        reason = f"reading .zst files needs the package zstandard: {to_install('zstd')}"
+        raise ConfigurationError(f"{reason}, or decompress the file (zstd -d)") from error
+    return io.BufferedReader(_Frames(file, package), PIECE_NBYTES)
+
+
+class _Frames(io.RawIOBase):
+    """The bytes of all frames, concatenated."""
+
+    def __init__(self, file: IO[bytes], package: Any) -> None:  # noqa: ANN401 - a module, imported late
+        super().__init__()
+        self._file = file
+        self._package = package
+        self._frame: Any = None
+        self._waiting = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as its base has it
+        while not self._waiting:
+            piece = self._file.read(PIECE_NBYTES)
+            if not piece:
+                if self._frame is not None:
+                    raise EOFError
+                return 0
+            self._waiting = self._decompressed(piece)
+        taken, self._waiting = self._waiting[: len(buffer)], self._waiting[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+    def _decompressed(self, piece: bytes) -> bytes:
+        parts = []
+        while piece:
+            if self._frame is None:
+                self._frame = self._package.ZstdDecompressor().decompressobj()
+            try:
+                parts.append(self._frame.decompress(piece))
+            except self._package.ZstdError as error:
+                raise OSError(str(error)) from error
+            piece = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        return b"".join(parts)
+
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
-
 MAX_LINE_NBYTES: Final = 64 * 2**20
 """Longest line read, so that a damaged or foreign file without line ends cannot fill the memory."""
-
-PIECE_NBYTES: Final = 2**20
+READ_NBYTES: Final = 2**20
 PEEKED_NBYTES: Final = 256
 HEAD_NBYTES: Final = 512
 ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*(?:\{|\]|\Z)")
-
 FETCH_AGAIN: Final = "Fetch or decompress the file again"
 
 
@@ -150,7 +281,7 @@ class LineReader:
         """
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
         number = 1
-        while raw := self._taken(lambda: self._stream.read(PIECE_NBYTES), number):
+        while raw := self._taken(lambda: self._stream.read(READ_NBYTES), number):
             try:
                 text = decoder.decode(raw)
             except UnicodeDecodeError as error:
@@ -181,3 +312,79 @@ class LineReader:
         except UnicodeDecodeError as error:
             reason = f"byte {error.start + 1} of the line is not UTF-8 (0x{raw[error.start]:02x})"
             raise TraceError(self._path, number, reason, "Give UTF-8 text, plain or gzip") from error
+
+
+MARK: Final = re.compile(r'"(?:[^"\\]|\\.)*(?P<end>"|\\?\Z)|[{}]', re.DOTALL)
+REMEDY: Final = "Give a whole JSON array of objects, or one object a line"
+
+
+def array_elements(pieces: Iterable[Line]) -> Iterator[Line]:
+    """Yield the objects of an array, each as a line of its own, with the number of the line where its piece began.
+
+    Args:
+        pieces: parts of the file in order, of any length; the first begins with ``[``.
+
+    Raises:
+        TraceError: an object does not end, or is over 64 MiB long.
+    """
+    text, depth, start, place = "", 0, 0, 0
+    first: Line | None = None
+    for piece in pieces:
+        text, place, start = (text[start:] + piece.text, place - start, 0) if depth else (piece.text, 0, 0)
+        if len(text) > MAX_LINE_NBYTES + len(piece.text):
+            raise (first or piece).fault(f"an object is longer than {MAX_LINE_NBYTES} characters", REMEDY)
+        while match := MARK.search(text, place):
+            mark = match.group()
+            if mark[0] == '"' and match["end"] != '"':  # continues in the next piece
+                place = match.start()
+                break
+            place = match.end()
+            if mark == "{":
+                depth += 1
+                if depth == 1:
+                    start, first = match.start(), piece
+            elif mark == "}":
+                depth -= 1
+                if depth == 0 and first is not None:
+                    yield Line(first.path, first.number, text[start:place])
+        else:
+            place = len(text)
+    if depth and first is not None:
+        raise first.fault("an object does not end", REMEDY)
+
+
+ROWS_AT_ONCE: Final = 256
+
+
+def parquet_rows(path: str) -> Iterator[Line]:
+    """Yield the rows of a file, each as an object.
+
+    Raises:
+        ConfigurationError: the package is missing.
+        TraceError: the file cannot be read; may be raised while iterating.
+    """
+    try:
+        parquet: Any = import_module("pyarrow.parquet")  # an optional package
+    except ModuleNotFoundError as error:
+        reason = f"reading Parquet files needs the package pyarrow: {to_install('parquet')}"
+        raise ConfigurationError(f"{reason}, or write the rows as JSON lines") from error
+    if not Path(path).is_file():
+        raise TraceError(path, None, "a Parquet file cannot come through a pipe", "Save it to a file first")
+    return _rows(path, parquet)
+
+
+def _rows(path: str, parquet: Any) -> Iterator[Line]:  # noqa: ANN401 - a module, imported late
+    with needing("cli", "reading traces"):
+        import msgspec  # noqa: PLC0415 - lines of other files need none
+    encoder = msgspec.json.Encoder(enc_hook=str)
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Line(path, number, encoder.encode(row).decode())
+    except (OSError, ValueError) as error:  # base classes of pyarrow's errors
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(path, number + 1, f"not a whole Parquet file: {error}", "Fetch the file again") from error

@@ -12,15 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.planner.traces.arrival_order import ArrivalOrder
 from pagedkv.planner.traces.bad_lines import BadLines
-from pagedkv.planner.traces.clocks import require_time_unit
+from pagedkv.planner.traces.clocks import ArrivalOrder, GeneratedArrivals, require_time_unit
 from pagedkv.planner.traces.formats import Reading, RowFormat, detect_format
-from pagedkv.planner.traces.json_array import array_elements
-from pagedkv.planner.traces.lines import Line, LineReader
-from pagedkv.planner.traces.parquet_rows import parquet_rows
+from pagedkv.planner.traces.lines import Line, LineReader, array_elements, parquet_rows
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.stamps import GeneratedArrivals
 from pagedkv.planner.traces.texts import CharacterTokens, TextTokens
 
 __all__ = ["TraceReader"]

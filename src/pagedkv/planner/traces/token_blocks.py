@@ -1,21 +1,153 @@
-"""Block ids from tokens: cuts prompts into blocks, and names each block by its content and everything before it.
+"""Tokens and blocks of requests: made from ids, chained into digests, made anonymous.
+
+Tokens for every request of a trace: its own, or else a fixed function of block ids, the same on every machine.
+
+Tokens of prompts or outputs in the trace are used. All others are generated.
+
+An id of a trace stands for a block of tokens *together with everything before it*: equal ids mean an equal
+whole prefix. So the tokens of a block may be a function of its id and the offset alone. Equal prefixes stay equal, and
+different prefixes differ from the first token of the first block whose ids differ, whatever block size the replay
+uses. (Text that two different blocks had in common cannot be restored from a trace, and is lost.)
+
+Tokens that no id covers are not shared, since the trace shows no sharing of them: the end of a prompt past its ids,
+prompts without ids, and all output.
+
+The function is splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
+2014): the token at offset o is the o-th number, reduced to 31 bits, of the generator that starts from a
+mixed key. Keys are disjoint by construction::
+
+    bit 63    bits 62..1            bit 0
+    0         block id ------------------        tokens that ids cover
+    1         number of the request  part        part 0: rest of the prompt, part 1: output
+
+Block ids from tokens: cuts prompts into blocks, and names each block by its content and everything before it.
 
 Distinct content gets consecutive ids, from 0, in order of first appearance. Two prompts have the same id at a position
 if and only if they are equal up to the end of that block. Only full blocks get ids, since an engine caches only these.
+
+Requests without their texts: salted digests still show which prompts begin alike.
+
+From tokens, the tokenizer or a list of words restores the text. So each full block is named by a digest over the salt,
+the previous block and its tokens; all tokens, those of the output too, are removed. Names of sessions become digests as
+well. Without the salt, a known text cannot be searched for in the trace. Two traces with the same salt can be merged.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from hmac import digest
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.request import Request, TokenizedRequest
 
-__all__ = ["ContentBlocks", "TokenBlocks", "chain_digests", "with_block_ids", "with_ids_apart"]
+__all__ = [
+    "ContentBlocks",
+    "TokenBlocks",
+    "anonymized",
+    "block_token_ids",
+    "chain_digests",
+    "tokenize",
+    "tokenized",
+    "unique_token_ids",
+    "with_block_ids",
+    "with_ids_apart",
+]
+GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+FIRST_MULTIPLIER: Final = np.uint64(0xBF58476D1CE4E5B9)
+SECOND_MULTIPLIER: Final = np.uint64(0x94D049BB133111EB)
+UNIQUE_KEYS: Final = 1 << 63
+PROMPT_PART: Final = 0
+OUTPUT_PART: Final = 1
+
+
+def block_token_ids(block_ids: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.int32]:
+    """Make the tokens of blocks.
+
+    Args:
+        block_ids: int64 ``[n]``, none negative.
+        block_size: tokens of each block.
+
+    Returns:
+        int32 ``[n * block_size]``, none negative. O(n * block_size), 2 to 10 ns a token.
+    """
+    return _numbers(block_ids.astype(np.uint64), block_size)
+
+
+def unique_token_ids(request_number: int, part: int, num_tokens: int) -> npt.NDArray[np.int32]:
+    """Make tokens that differ from those of all block ids and of all other requests and parts.
+
+    Args:
+        request_number: position of the request in its trace, from 0.
+        part: ``PROMPT_PART`` or ``OUTPUT_PART``.
+        num_tokens: number of tokens.
+
+    Returns:
+        int32 ``[num_tokens]``, none negative.
+    """
+    key = UNIQUE_KEYS | request_number << 1 | part
+    return _numbers(np.array([key], dtype=np.uint64), num_tokens)
+
+
+def tokenized(requests: Iterable[Request]) -> Iterator[TokenizedRequest]:
+    """Yield each request of a trace with its tokens; requests are numbered from 0."""
+    for number, request in enumerate(requests):
+        yield tokenize(request, number)
+
+
+def tokenize(request: Request, number: int) -> TokenizedRequest:
+    """Return a request with its tokens; ``number`` is its position in the trace, from 0."""
+    return TokenizedRequest(
+        arrival_s=request.arrival_s,
+        prompt_token_ids=_prompt_token_ids(request, number),
+        output_token_ids=_output_token_ids(request, number),
+        session=request.session,
+        num_samples=request.num_samples,
+        priority=request.priority,
+        has_content=request.has_content,
+        tenant=request.tenant,
+        salt=request.salt,
+    )
+
+
+def _prompt_token_ids(request: Request, number: int) -> npt.NDArray[np.int32]:
+    if request.prompt_token_ids is not None:
+        return request.prompt_token_ids
+    if request.block_ids is None:
+        return unique_token_ids(number, PROMPT_PART, request.input_length)
+    covered = block_token_ids(request.block_ids, request.block_size)[: request.input_length]
+    rest = unique_token_ids(number, PROMPT_PART, request.input_length - len(covered))
+    return np.concatenate((covered, rest))
+
+
+def _output_token_ids(request: Request, number: int) -> npt.NDArray[np.int32]:
+    if request.output_token_ids is not None:
+        return request.output_token_ids
+    return unique_token_ids(number, OUTPUT_PART, request.output_length)
+
+
+def _numbers(keys: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.int32]:
+    """Draw ``count`` 31-bit numbers from the generator of each key, generator by generator."""
+    seeds = keys.copy()
+    _mix(seeds)
+    steps = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN_GAMMA
+    states = seeds[:, np.newaxis] + steps
+    _mix(states)
+    return (states >> np.uint64(33)).astype(np.int32).ravel()
+
+
+def _mix(numbers: npt.NDArray[np.uint64]) -> None:
+    """Apply splitmix64's finaliser, a bijection of 64-bit numbers, to each number in place."""
+    numbers ^= numbers >> np.uint64(30)
+    numbers *= FIRST_MULTIPLIER
+    numbers ^= numbers >> np.uint64(27)
+    numbers *= SECOND_MULTIPLIER
+    numbers ^= numbers >> np.uint64(31)
+
 
 FIRST_UNSHARED: Final = 2**62
 """First id of prompts of unknown content; ids by first appearance are smaller."""
@@ -23,7 +155,7 @@ COUNTED_BITS: Final = 40
 COUNTED: Final = 2**COUNTED_BITS
 """Ids below this are numbers of blocks."""
 MIXED: Final = 2**62
-GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
+PLAIN_GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
 WORD: Final = 2**64 - 1
 MIXING: Final = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
@@ -70,8 +202,8 @@ class TokenBlocks:
         """
         ids = np.empty(len(token_ids) // self._block_size, np.int64)
         parent = b"" if salt is None else sha256(salt.encode()).digest()
-        for position, digest in enumerate(chain_digests(token_ids, self._block_size, parent)):
-            ids[position] = self._ids_by_digest.setdefault(digest, len(self._ids_by_digest))
+        for position, name in enumerate(chain_digests(token_ids, self._block_size, parent)):
+            ids[position] = self._ids_by_digest.setdefault(name, len(self._ids_by_digest))
         return ids
 
     def __len__(self) -> int:
@@ -192,8 +324,8 @@ def with_ids_apart(request: Request, number: int) -> Request:
 
 
 def _mixed(ids: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.int64]:
-    """Mix ids with a number, by the finaliser of splitmix64 (see :mod:`~pagedkv.planner.traces.tokens`)."""
-    mixed = ids.astype(np.uint64) + np.uint64(number * GOLDEN_GAMMA & WORD)
+    """Mix ids with a number, by the finaliser of splitmix64 (see :mod:`~pagedkv.planner.traces.token_blocks`)."""
+    mixed = ids.astype(np.uint64) + np.uint64(number * PLAIN_GOLDEN_GAMMA & WORD)
     for shift, multiplier in MIXING:
         mixed = (mixed ^ (mixed >> shift)) * multiplier
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(2) | np.uint64(MIXED)).astype(np.int64)
@@ -245,3 +377,61 @@ def with_block_ids(path: str, requests: Iterable[Request], block_size: int) -> I
 def _without_tokens(path: str, reason: str) -> TraceError:
     remedy = "Give `block_size` only for a log with texts or a trace with token_ids"
     return TraceError(path, None, f"{reason} to make block ids of", remedy)
+
+
+DEFAULT_BLOCK_SIZE: Final = 16
+ID_NBYTES: Final = 8
+LARGEST_ID: Final = 2**63 - 1
+SESSION_CHARACTERS: Final = 16
+
+
+def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None = None) -> Iterator[Request]:
+    """Remove texts and names from requests.
+
+    Args:
+        requests: requests with tokens. Requests without tokens have no text: only their names of sessions and tenants
+            are replaced.
+        salt: any bytes, kept secret.
+        block_size: tokens of a block, 16 by default.
+
+    Returns:
+        the requests, with ids of full blocks below 2**63. O(tokens), and no memory for finished requests.
+
+    Raises:
+        ConfigurationError: the block size is not positive.
+    """
+    size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
+    if size < 1:
+        raise ConfigurationError(f"`block_size` must be at least 1 token, got {size}")
+    for request in requests:
+        session = None if request.session is None else _name(salt, request.session)
+        tenant = None if request.tenant is None else _name(salt, request.tenant)
+        if request.prompt_token_ids is None:
+            known = request.block_size or (size if request.block_ids is None else 0)  # else for the header
+            yield replace(request, session=session, tenant=tenant, block_size=known, output_token_ids=None)
+        else:
+            ids = _block_ids(salt, request.prompt_token_ids, size)
+            yield replace(
+                request,
+                session=session,
+                tenant=tenant,
+                block_ids=ids,
+                block_size=size,
+                prompt_token_ids=None,
+                output_token_ids=None,
+            )
+
+
+def _block_ids(salt: bytes, token_ids: Int32Array, block_size: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    data = token_ids.astype("<i4").tobytes()
+    nbytes = 4 * block_size
+    ids = np.empty(len(token_ids) // block_size, np.int64)
+    chain = digest(salt, block_size.to_bytes(8, "little"), "sha256")
+    for position in range(len(ids)):
+        chain = sha256(chain + data[position * nbytes : (position + 1) * nbytes]).digest()
+        ids[position] = int.from_bytes(chain[:ID_NBYTES], "little") & LARGEST_ID
+    return ids
+
+
+def _name(salt: bytes, session: str) -> str:
+    return digest(salt, session.encode(), "sha256").hex()[:SESSION_CHARACTERS]

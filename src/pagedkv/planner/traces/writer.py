@@ -11,8 +11,7 @@ from typing import Final, Protocol, Self
 
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
-from pagedkv.planner.traces.formats.parsing import MAX_ARRIVAL_S
-from pagedkv.planner.traces.formats.trace_row import FORMAT_NAME, FORMAT_VERSION, TraceHeader, row_of
+from pagedkv.planner.traces.formats.parsing import FORMAT_NAME, FORMAT_VERSION, MAX_ARRIVAL_S, TraceHeader, row_of
 from pagedkv.planner.traces.request import Request
 
 with needing("cli", "writing traces"):

@@ -27,7 +27,7 @@ from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
-from pagedkv.planner.traces.tokens import tokenize
+from pagedkv.planner.traces.token_blocks import tokenize
 from pagedkv.routing import Choice, IndexState, RecordWriter, ReplicaIndex, Router, Routing, RoutingRules
 from pagedkv.simulation.cluster.cluster_figures import ClusterFigures
 from pagedkv.simulation.cluster.kills import Kills

@@ -1,4 +1,26 @@
-"""The recommended setting and its reasons: plain words with figures, on one screen.
+"""The decision of a plan: searched loads, effects of choices, reasons, and the headline.
+
+Explains why a load holds or fails: the bound that is exceeded, the resource that requests wait for, and a remedy.
+
+LoadSearch: the highest load that a setting holds, by bisection on the same requests.
+
+Loads lie on a grid of eighths of a doubling, three digits each, so that all settings are tried under equal loads, and a
+load that a user types equals the searched one. From the recorded traffic the search doubles, or halves, until one load
+holds and one does not; then it halves the number of grid steps between the two. As in any bisection, every load below
+one that holds is assumed to hold. That need not be so, since hits depend on the load.
+
+The gain of one choice over another: paired, over all other choices that were tried, with its uncertainty.
+
+Two settings that differ in one choice alone serve the same requests, so they are compared part by part of the trace.
+The traffic of a setting is that under the highest load that it holds. If no setting holds any, it is the highest number
+of answers a second within the bounds, over all loads. Each value of an axis is compared with the first one: by the
+geometric mean of the ratios of traffic, and the mean difference of hit ratios, over all pairs. For traffic, pairs in
+which neither setting has significant traffic are left out. The interval is that of the jackknife (Quenouille 1956;
+Tukey 1958): the movement of the estimate when one eighth of the trace is left out. Neighbouring parts are similar, so
+the interval is somewhat too narrow. If loads were searched, the capacity of a setting lies between the highest load
+that held and the lowest that did not, and the interval is widened by that.
+
+The recommended setting and its reasons: plain words with figures, on one screen.
 
 For each axis, the value with the most traffic is chosen, then the one with the most hits. Without a difference the
 first value is kept, since users type their present setting first. The capacity of a setting is its highest load that
@@ -6,31 +28,473 @@ holds; if the trace is too short to find it, the text states this. Prices are no
 figures of every value of hardware and memory, and the traffic of each GPU.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pagedkv.simulation.planning.bounds import Bounds
-from pagedkv.simulation.planning.effects import (
-    Effect,
-    PointResult,
-    effects_of,
-    limits_of,
-    serves,
-    settings_of,
-    traffic_per_s,
+from pagedkv.simulation.planning.figures import (
+    FAILS,
+    HOLDS,
+    LEAST_REQUESTS,
+    NUM_PARTS,
+    TOO_SHORT,
+    Bounds,
+    PointFigures,
+    Steadiness,
 )
-from pagedkv.simulation.planning.load_reasons import seconds_text
-from pagedkv.simulation.planning.searching import LoadLimit
-from pagedkv.simulation.planning.steadiness import HOLDS, TOO_SHORT
+from pagedkv.simulation.planning.point import PlanPoint
 
-__all__ = ["GPU_AXIS", "REPLICAS_AXIS", "Decision", "decide", "num_gpus", "num_replicas"]
+__all__ = [
+    "GPU_AXIS",
+    "HIGHEST_LOAD",
+    "REPLICAS_AXIS",
+    "Decision",
+    "Effect",
+    "Estimate",
+    "LoadLimit",
+    "LoadSearch",
+    "PointResult",
+    "change_of",
+    "decide",
+    "effects_of",
+    "grid_load",
+    "limit_of",
+    "limits_of",
+    "num_gpus",
+    "num_replicas",
+    "reason_of",
+    "seconds_text",
+    "serves",
+    "settings_of",
+    "traffic_per_s",
+]
+LEAST_WAITING: Final = 0.05
+"""Share of the seconds of steps; shorter waits are not named."""
+WHOLE_SECONDS_FROM: Final = 100
+
+
+def reason_of(figures: PointFigures, bounds: Bounds) -> str:
+    """Describe whether a load holds, and the bound that it exceeds or comes nearest to."""
+    steady = figures.steadiness
+    if steady.verdict == TOO_SHORT:
+        return f"too short to decide: {_shortness(steady)}"
+    if steady.verdict == HOLDS:
+        return "; ".join([f"holds: {_good(steady, bounds)}, and the queue does not grow", *_nearest(steady, bounds)])
+    return "; ".join(["does not hold", *_broken(steady, bounds)])
+
+
+def change_of(figures: PointFigures, point: PlanPoint) -> str:
+    """Describe a remedy for a load that fails, by the resource that requests wait for; empty for one that holds.
+
+    A resource is called full only if it was full for the larger part of the time in which requests waited.
+    """
+    if not figures.steadiness.binds:
+        return ""
+    waited_s = figures.waited_s
+    most = max(waited_s, key=lambda name: waited_s[name])
+    config = point.config
+    if waited_s[most] < LEAST_WAITING * figures.busy_s:
+        if "tpot" in figures.steadiness.binds:
+            return (
+                "steps take too long, and few requests wait: fewer tokens a step (`max_batched_tokens`), fewer "
+                "sequences (`max_sequences`), or faster GPUs"
+            )
+        return "few requests wait to be admitted, and computing prompts takes too long: faster GPUs, or a longer bound"
+    share = f"for {waited_s[most] / figures.busy_s:.0%} of the time requests wait because "
+    match most:
+        case "sequences":
+            return (
+                f"{share}{config.max_sequences:,} sequences run, which is the limit: a higher one (`max_sequences`), "
+                "where memory and the bounds leave room, or more GPUs"
+            )
+        case "tokens":
+            return (
+                f"{share}steps compute {config.max_batched_tokens:,} tokens, which is the limit: more or faster GPUs, "
+                "or more hits; larger steps (`max_batched_tokens`) only where slower tokens are acceptable"
+            )
+        case _:
+            return (
+                f"{share}blocks run out: more memory for keys and values (more GPUs, `memory`), or smaller ones "
+                "(`kv_dtype=fp8`)"
+            )
+
+
+def seconds_text(seconds: float) -> str:
+    """Format seconds with three digits, and never an exponent."""
+    return f"{seconds:,.0f} s" if seconds >= WHOLE_SECONDS_FROM else f"{seconds:.3g} s"
+
+
+def _shortness(steady: Steadiness) -> str:
+    if steady.measured_s < steady.least_s:
+        return (
+            f"after the warm-up requests arrive for {seconds_text(steady.measured_s)}, and "
+            f"{seconds_text(steady.least_s)} are needed"
+        )
+    return f"after the warm-up {steady.num_measured:,} requests arrive, and {LEAST_REQUESTS} are needed"
+
+
+def _good(steady: Steadiness, bounds: Bounds) -> str:
+    share = steady.num_good / max(1, steady.num_measured)
+    return f"{share:.1%} of the requests {'keep the bounds' if bounds.are_given else 'are answered'}"
+
+
+def _nearest(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
+    known = [
+        (kept / bound, name, kept, bound)
+        for name, kept, bound in (
+            ("ttft_s", steady.ttft_s, bounds.ttft_s),
+            ("tpot_s", steady.tpot_s, bounds.tpot_s),
+        )
+        if kept is not None and bound is not None
+    ]
+    if known:
+        _, name, kept, bound = max(known)
+        within = f"nine of ten are within {seconds_text(kept)}, and {seconds_text(bound)} are allowed"
+        yield f"the nearest bound is `{name}`: {within}"
+
+
+def _broken(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
+    num = max(1, steady.num_measured)
+    for bind in steady.binds:
+        match bind:
+            case "queue":
+                third, fourth = steady.num_waiting
+                yield f"the queue grows, from {third:,.1f} requests in the third quarter to {fourth:,.1f} in the fourth"
+            case "rejected":
+                yield f"{steady.num_rejected / num:.1%} of the requests are too large for the pools"
+            case "ttft":
+                kept = "" if steady.ttft_s is None else f": nine of ten are within {seconds_text(steady.ttft_s)}"
+                yield f"{steady.num_late / num:.1%} begin later than `ttft_s={bounds.ttft_s:g}` allows{kept}"
+            case _:
+                kept = "" if steady.tpot_s is None else f": nine of ten are within {seconds_text(steady.tpot_s)}"
+                yield f"{steady.num_slow / num:.1%} decode more slowly than `tpot_s={bounds.tpot_s:g}` allows{kept}"
+
+
+STEPS_A_DOUBLING: Final = 8
+HIGHEST: Final = 9 * STEPS_A_DOUBLING
+LOWEST: Final = -6 * STEPS_A_DOUBLING
+HIGHEST_LOAD: Final = 1000.0
+"""Higher loads are refused: at this one a trace of hours arrives within seconds."""
+
+
+def grid_load(step: int) -> float:
+    """Return a load of the grid.
+
+    >>> [grid_load(step) for step in (-8, 0, 1, 8)]
+    [0.5, 1.0, 1.09, 2.0]
+    """
+    return float(f"{2 ** (step / STEPS_A_DOUBLING):.3g}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLimit:
+    """The load limit of a setting, between two loads.
+
+    Args:
+        held: the highest load that holds; None: none held.
+        ended: the lowest load tried above it that fails, or for which the trace is too short; None: none was tried.
+        is_decided: whether ``ended`` failed; False: the trace was too short to decide.
+    """
+
+    held: float | None
+    ended: float | None
+    is_decided: bool
+
+    def as_dict(self) -> dict[str, float | bool | None]:
+        """Return the limit for JSON."""
+        return {"held": self.held, "ended": self.ended, "is_decided": self.is_decided}
+
+
+def limit_of(verdicts: Iterable[tuple[float, str]]) -> LoadLimit:
+    """Combine the runs of a setting, as pairs of load and verdict, into its limit.
+
+    A load that holds above one that fails is not counted.
+    """
+    by_load = dict(sorted(verdicts))
+    failed = min((load for load, verdict in by_load.items() if verdict == FAILS), default=float("inf"))
+    held = max((load for load, verdict in by_load.items() if verdict == HOLDS and load < failed), default=None)
+    above = [load for load, verdict in by_load.items() if verdict != HOLDS and (held is None or load > held)]
+    ended = min(above, default=None)
+    return LoadLimit(held, ended, ended is not None and by_load[ended] == FAILS)
+
+
+def _ended(limit: LoadLimit) -> str:
+    if limit.ended is None:
+        return " (the highest that was tried)"
+    return f" ({limit.ended:g} times {'does not hold' if limit.is_decided else 'is undecided: the trace is too short'})"
+
+
+@dataclass(slots=True)
+class LoadSearch:
+    """A search under way. The verdicts alone determine its loads.
+
+    >>> search = LoadSearch()
+    >>> loads = []
+    >>> while (load := search.next_load()) is not None:
+    ...     loads.append(load)
+    ...     search.record("holds" if load < 1.6 else "fails")
+    >>> loads
+    [1.0, 2.0, 1.41, 1.68, 1.54]
+    """
+
+    _held: int | None = None
+    _ended: int | None = None
+    _last: int | None = field(default=None)
+
+    def next_load(self) -> float | None:
+        """Return the load to run next; None when the search is over."""
+        step = self._next_step()
+        self._last = step
+        return None if step is None else grid_load(step)
+
+    def _next_step(self) -> int | None:
+        if self._held is None and self._ended is None:
+            return 0
+        if self._held is None:
+            assert self._ended is not None, "one of the two is known"
+            return self._ended - STEPS_A_DOUBLING if self._ended > LOWEST else None
+        if self._ended is None:
+            return self._held + STEPS_A_DOUBLING if self._held < HIGHEST else None
+        return (self._held + self._ended) // 2 if self._ended - self._held > 1 else None
+
+    def record(self, verdict: str) -> None:
+        """Record the verdict of the last load.
+
+        A trace that is too short for the first load is too short for a search: slower loads would add waits between
+        requests that were not recorded.
+        """
+        assert self._last is not None, "next_load() returned no load"
+        if verdict == HOLDS:
+            self._held = self._last
+        elif verdict == TOO_SHORT and self._held is None:
+            self._held = self._ended = self._last
+        else:
+            self._ended = self._last
+
+
+STUDENT: Final = 2.365
+"""Student's t with 7 degrees of freedom, two-sided, 95 %."""
+LEAST_RATIO: Final = 0.02
+LEAST_POINTS: Final = 0.002
+"""Smaller differences are insignificant whatever the interval: 2 % of the traffic, 0.2 points of the hit ratio."""
+LEAST_SURE: Final = 1e-9
+"""Tolerance for rounding: an interval whose end is this close to 1 contains 1."""
+LEAST_SHARE: Final = 0.01
+"""A setting has significant traffic if it answers at least this share of the requests within the bounds."""
+ALL_PARTS: Final = tuple(range(NUM_PARTS))
+Choices = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PointResult:
+    """One run: its choices by axis, its load, and its figures."""
+
+    choices: Choices
+    load: float
+    figures: PointFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with the ends of its interval, and its values for the halves of the trace."""
+
+    value: float
+    low: float
+    high: float
+    halves: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """The gain of a value of an axis over the first one.
+
+    Args:
+        axis, value, reference: the compared values.
+        num_pairs: pairs of settings that differ in nothing else.
+        num_serving: pairs in which at least one setting has significant traffic; ``traffic`` is over these.
+        traffic: ratio of the traffic; None if one of a pair has none within the bounds, or there is no pair.
+        hit_ratio: difference of the hit ratios; None if the trace has no content.
+        is_capped: whether one of a pair holds every load that was tried, or every load for which the trace is long
+            enough.
+    """
+
+    axis: str
+    value: str
+    reference: str
+    num_pairs: int
+    num_serving: int
+    traffic: Estimate | None
+    hit_ratio: Estimate | None
+    is_capped: bool = False
+
+    @property
+    def changes_traffic(self) -> bool:
+        """Whether the traffic differs by more than chance and by a significant amount."""
+        ratio = self.traffic
+        if ratio is None:
+            return self.num_serving > 0
+        holds_none = ratio.low <= 1 + LEAST_SURE and ratio.high >= 1 - LEAST_SURE
+        return not holds_none and abs(math.log(ratio.value)) > math.log1p(LEAST_RATIO)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a significant difference of the traffic is neither shown nor excluded."""
+        ratio = self.traffic
+        least = math.log1p(LEAST_RATIO)
+        return (
+            ratio is not None
+            and not self.changes_traffic
+            and (math.log(ratio.high) > least or math.log(ratio.low) < -least)
+        )
+
+    @property
+    def changes_hits(self) -> bool:
+        """Whether the hit ratio differs by more than chance and by a significant amount."""
+        difference = self.hit_ratio
+        return difference is not None and (
+            not difference.low <= 0 <= difference.high and abs(difference.value) > LEAST_POINTS
+        )
+
+
+def limits_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], LoadLimit]:
+    """Return the load limit of each setting, by its choices in the order of the axes."""
+    return {
+        key: limit_of((each.load, each.figures.steadiness.verdict) for each in runs) for key, runs in _runs(results)
+    }
+
+
+def settings_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], PointResult]:
+    """Return the run by which each setting is compared, by its choices in the order of the axes.
+
+    That is the run under the highest load that holds. For a setting that holds no load, it is the lowest load if
+    another setting holds any, else the load with the most traffic.
+    """
+    limits = limits_of(results)
+    any_holds = any(limit.held is not None for limit in limits.values())
+    best = {}
+    for key, runs in _runs(results):
+        held = limits[key].held
+        if held is not None:
+            best[key] = next(each for each in runs if each.load == held)
+        elif any_holds:
+            best[key] = min(runs, key=lambda each: each.load)
+        else:
+            best[key] = max(runs, key=lambda each: traffic_per_s(each.figures))
+    return best
+
+
+def _runs(results: Sequence[PointResult]) -> Iterable[tuple[tuple[str, ...], list[PointResult]]]:
+    runs: dict[tuple[str, ...], list[PointResult]] = {}
+    for result in results:
+        runs.setdefault(tuple(result.choices.values()), []).append(result)
+    return runs.items()
+
+
+def traffic_per_s(figures: PointFigures, parts: Sequence[int] = ALL_PARTS) -> float:
+    """Return the good answers a second, of some parts of the run."""
+    span_s = sum(figures.parts[part].span_s for part in parts)
+    return sum(figures.parts[part].num_good for part in parts) / span_s if span_s else 0.0
+
+
+def serves(figures: PointFigures) -> bool:
+    """Whether a run has significant traffic within the bounds."""
+    return figures.num_good > 0 and figures.num_good >= LEAST_SHARE * figures.num_requests
+
+
+def effects_of(results: Sequence[PointResult], *, is_searched: bool = False) -> list[Effect]:
+    """Compare the values of each axis with its first one, in their order.
+
+    Args:
+        results: runs of settings with the same axes.
+        is_searched: whether loads were searched instead of given; then the capacity of a setting is an interval.
+    """
+    best = settings_of(results)
+    limits = limits_of(results)
+    steps = {key: _step(limit) if is_searched else 0.0 for key, limit in limits.items()}
+    axes = list(next(iter(best.values())).choices)
+    effects = []
+    for place, axis in enumerate(axes):
+        reference, *others = dict.fromkeys(key[place] for key in best)
+        for value in others:
+            keys = [
+                (key, other)
+                for key in best
+                if key[place] == value and (other := (*key[:place], reference, *key[place + 1 :])) in best
+            ]
+            if keys:
+                effect = _effect(
+                    axis, value, reference, [(best[key].figures, best[other].figures) for key, other in keys]
+                )
+                up = max(steps[key] for key, _ in keys)
+                down = max(steps[other] for _, other in keys)
+                is_capped = any(
+                    limits[each].held is not None and not limits[each].is_decided for pair in keys for each in pair
+                )
+                effects.append(replace(effect, traffic=_widened(effect.traffic, down, up), is_capped=is_capped))
+    return effects
+
+
+def _step(limit: LoadLimit) -> float:
+    """Return the logarithm of the ratio between the highest possible capacity and the load that held."""
+    return 0.0 if limit.held is None or limit.ended is None else math.log(limit.ended / limit.held)
+
+
+def _widened(estimate: Estimate | None, down: float, up: float) -> Estimate | None:
+    """Widen an interval by the uncertainty of the search; ``down`` and ``up`` are logarithms."""
+    if estimate is None:
+        return None
+    return replace(estimate, low=estimate.low * math.exp(-down), high=estimate.high * math.exp(up))
+
+
+def _effect(axis: str, value: str, reference: str, pairs: Sequence[tuple[PointFigures, PointFigures]]) -> Effect:
+    serving = [pair for pair in pairs if any(map(serves, pair))]
+
+    def log_ratio(parts: Sequence[int]) -> float | None:
+        ratios = [(traffic_per_s(ours, parts), traffic_per_s(theirs, parts)) for ours, theirs in serving]
+        if not ratios or not all(ours and theirs for ours, theirs in ratios):
+            return None
+        return math.fsum(math.log(ours / theirs) for ours, theirs in ratios) / len(ratios)
+
+    def difference(parts: Sequence[int]) -> float | None:
+        ratios = [(_hit_ratio(ours, parts), _hit_ratio(theirs, parts)) for ours, theirs in pairs]
+        known = [ours - theirs for ours, theirs in ratios if ours is not None and theirs is not None]
+        return math.fsum(known) / len(known) if len(known) == len(pairs) else None
+
+    traffic = _estimated(log_ratio, math.exp)
+    return Effect(axis, value, reference, len(pairs), len(serving), traffic, _estimated(difference, float))
+
+
+def _hit_ratio(figures: PointFigures, parts: Sequence[int]) -> float | None:
+    num_prompt_tokens = sum(figures.parts[part].num_prompt_tokens for part in parts)
+    num_hit_tokens = sum(figures.parts[part].num_hit_tokens for part in parts)
+    return num_hit_tokens / num_prompt_tokens if figures.has_content and num_prompt_tokens else None
+
+
+def _estimated(statistic: Callable[[Sequence[int]], float | None], shown: Callable[[float], float]) -> Estimate | None:
+    """Estimate a statistic of parts, with a jackknife interval; ``shown`` converts its values for display."""
+    value = statistic(ALL_PARTS)
+    without = [statistic([each for each in ALL_PARTS if each != part]) for part in ALL_PARTS]
+    half = NUM_PARTS // 2
+    halves = [statistic(ALL_PARTS[:half]), statistic(ALL_PARTS[half:])]
+    known = [each for each in without if each is not None]
+    if value is None or len(known) < NUM_PARTS or halves[0] is None or halves[1] is None:
+        return None
+    mean = math.fsum(known) / NUM_PARTS
+    error = math.sqrt((NUM_PARTS - 1) / NUM_PARTS * math.fsum((each - mean) ** 2 for each in known))
+    return Estimate(
+        shown(value),
+        shown(value - STUDENT * error),
+        shown(value + STUDENT * error),
+        (shown(halves[0]), shown(halves[1])),
+    )
+
 
 GPU_AXIS: Final = "gpu"
 REPLICAS_AXIS: Final = "replicas"
 TRAFFIC: Final = "the traffic"
 SPEED: Final = "the speed at which these requests are answered"
-WHOLE_FROM: Final = 10
+WHOLE_RATIO_FROM: Final = 10
 """Ratios from this value on are written without decimals, never with an exponent."""
 
 
@@ -134,14 +598,8 @@ def _rate(result: PointResult) -> float:
     return steady.good_per_s if steady.verdict == HOLDS else traffic_per_s(result.figures)
 
 
-def _ended(limit: LoadLimit) -> str:
-    if limit.ended is None:
-        return " (the highest that was tried)"
-    return f" ({limit.ended:g} times {'does not hold' if limit.is_decided else 'is undecided: the trace is too short'})"
-
-
 def _times(ratio: float) -> str:
-    return f"{ratio:,.0f}x" if ratio >= WHOLE_FROM else f"{ratio:.2g}x"
+    return f"{ratio:,.0f}x" if ratio >= WHOLE_RATIO_FROM else f"{ratio:.2g}x"
 
 
 def _named(result: PointResult) -> str:

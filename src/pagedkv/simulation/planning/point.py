@@ -10,9 +10,7 @@ from pagedkv.simulation.cluster import ClusterSetting, VirtualCluster
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.planning.arrivals import ClosedLoop, serve_closed, serve_open
-from pagedkv.simulation.planning.bounds import Bounds
-from pagedkv.simulation.planning.figures import ClusterSummary, PointFigures, figures_of
-from pagedkv.simulation.planning.request_parts import Division, parts_of
+from pagedkv.simulation.planning.figures import Bounds, ClusterSummary, Division, PointFigures, figures_of, parts_of
 from pagedkv.simulation.request_log import RequestLog
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace

@@ -2,18 +2,11 @@
 
 ::
 
-    config           SimulatedTier: size and speed of a tier, and its rules
-    medium           durations of reads and writes
-    virtual_store    a store core and its medium
-    no_bytes         copies of blocks without content
-    simulated_tiers  SimulatedTiers: the methods that the clock calls
-    tier_figures     their figures
+    simulated_tiers  SimulatedTier: size and speed; a store core and its medium; SimulatedTiers, which the clock calls
 
 Which entries are loaded, computed and offered is decided by :mod:`pagedkv.tiers`, as in an engine.
 """
 
-from pagedkv.simulation.tiers.config import SimulatedTier
-from pagedkv.simulation.tiers.simulated_tiers import SimulatedTiers
-from pagedkv.simulation.tiers.tier_figures import tier_figures
+from pagedkv.simulation.tiers.simulated_tiers import SimulatedTier, SimulatedTiers, tier_figures
 
 __all__ = ["SimulatedTier", "SimulatedTiers", "tier_figures"]

@@ -5,25 +5,24 @@ The first line determines the format, never the file's name:
 =======================  ==============================================================================  ===============
 first line has           format                                                                          ids of n tokens
 =======================  ==============================================================================  ===============
-``format``               ``pagedkv_trace.PagedkvRows``, this project's own                               either
-``hash_ids``             ``hash_ids.HashIdRows``, the Mooncake release                                   ``ceil(n / b)``
-``hash_runs``            ``hash_runs.HashRunRows``, runs of ids                                          ``n // b``
-``requests``             ``sessions.SessionRows``, a session a row                                       ``n // b``
-``hash_ids``, chat_id    ``hash_ids.BailianRows``, the Qwen-Bailian traces                               either
-``conversations``        ``conversations.ConversationRows``, ShareGPT                                    none: texts
+``format``               ``id_traces.PagedkvRows``, this project's own                                   either
+``hash_ids``             ``id_traces.HashIdRows``, the Mooncake release                                  ``ceil(n / b)``
+``hash_runs``            ``id_traces.HashRunRows``, runs of ids                                          ``n // b``
+``requests``             ``id_traces.SessionRows``, a session a row                                      ``n // b``
+``hash_ids``, chat_id    ``id_traces.BailianRows``, the Qwen-Bailian traces                              either
+``conversations``        ``id_traces.ConversationRows``, ShareGPT                                        none: texts
 an engine's log          ``engine_logs.EngineLogRows``, vLLM, SGLang                                     none: texts
 CSV                      ``csv_rows.CsvRows``, known headers or columns                                  none
-any other object         ``object_logs.ObjectLogRows``, by one of the                                    none: texts
+any other object         ``calls.ObjectLogRows``, by one of the                                          none: texts
                          layouts below
 =======================  ==============================================================================  ===============
 
-Layouts of logs of objects: ``chat_logs`` (services), ``litellm``, ``langfuse``, ``helicone``, ``otel_spans``,
-``wildchat``, ``bench_results``, and ``fields`` that the user names.
+Layouts of logs of objects: ``chat_logs`` (services, WildChat, results of benchmarks, fields that the user names) and
+``gateway_logs`` (LiteLLM, Langfuse, Helicone, spans of OpenTelemetry).
 
-In the order in which they build on each other: ``parsing`` (text into checked numbers), ``row_format`` (the interface
-of all formats), ``messages`` (a conversation in parts), ``lengths`` (tokens for parts, as many as are stated),
-``calls`` (turns calls of a log into requests), ``bodies`` (bodies, answers and usage of the common interfaces), one
-module a format, ``detection`` (determines the format). Every number is checked before it sizes anything, and a bad row
+In the order in which they build on each other: ``parsing`` (text into checked numbers; the interface of all formats),
+``calls`` (conversations in parts, with as many tokens as are stated, as requests), a module a family of formats,
+``detection`` (determines the format). Every number is checked before it sizes anything, and a bad row
 raises :class:`~pagedkv.errors.TraceError` with its line. docs/trace-format.md is the page for users.
 """
 
@@ -33,6 +32,6 @@ with needing("cli", "reading traces"):
     import msgspec  # noqa: F401 - imported first, so that its absence is reported for every format
 
 from pagedkv.planner.traces.formats.detection import detect_format
-from pagedkv.planner.traces.formats.row_format import Reading, RowFormat
+from pagedkv.planner.traces.formats.parsing import Reading, RowFormat
 
 __all__ = ["Reading", "RowFormat", "detect_format"]

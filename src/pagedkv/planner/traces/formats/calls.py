@@ -1,26 +1,371 @@
-"""Turns the calls of a log into requests; shared by all formats of logs.
+"""Calls of a log as requests: the parts of their texts, their lengths, bodies of requests and answers.
+
+Splits a conversation's messages into parts of text, so that conversations share whole parts.
+
+A chat template puts marks around messages, which differ from model to model. Here a message is one part for its role,
+then the parts of its content; the prompt ends with the role of the answer. So the next turn of a conversation begins
+with the parts of the previous turn, including its answer. Ids and caching directives for a provider are left out, since
+they are not part of the prompt. A picture, or other content that is not text, is a part as well, identified by its
+data; a model does not read it as text.
+
+Determines the tokens of each part of a text, where a log states only the length of the whole.
+
+Stated usage gives lengths without tokens; texts show which prompts begin alike. If every prompt were stretched to its
+own length, two prompts that begin alike would get different tokens there, and nothing would hit. So a part keeps the
+length that it first got after the same preceding parts. In a prompt that continues another, the known parts keep their
+lengths, and the new parts share the rest by their weights. A text that begins like an earlier one after the same parts
+is stretched at the rate of that one, as far as the two agree, so that equal texts get equal tokens.
+
+The lengths always add up to the stated length. If the known parts are longer than the whole prompt (another model, an
+answer without its thoughts), they keep their lengths as far as they fit, and the rest is divided anew.
+
+Turns the calls of a log into requests; shared by all formats of logs.
 
 A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Stated lengths are used where they
-exist; content comes from tokens or texts; :mod:`~pagedkv.planner.traces.formats.lengths` combines the two. A length
+exist; content comes from tokens or texts; :mod:`~pagedkv.planner.traces.formats.calls` combines the two. A length
 that is not stated is estimated from the characters of its text, and a note reports this. Failed calls were not served
 in full: by default they are left out, and counted by kind of failure.
+
+Reads bodies of requests, answers and usages, in the shapes of OpenAI's and Anthropic's interfaces.
+
+A body has ``messages`` or ``prompt``, or, in the Responses API, ``input``; an answer has ``choices``, ``content`` or
+``output``; a usage counts tokens under the names of either interface. The layout of each log determines which of a
+row's objects is the body, the answer or the usage.
+
+Logs of JSON objects: a layout locates the items of a row; the rest is common to all.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from hashlib import sha256
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.planner.traces.clocks import ArrivalClock
-from pagedkv.planner.traces.formats.lengths import KnownLengths
-from pagedkv.planner.traces.formats.messages import PICTURE_TOKENS, Part
-from pagedkv.planner.traces.formats.parsing import MAX_LENGTH, Lengths, check_range, check_row
-from pagedkv.planner.traces.formats.row_format import Reading
+from pagedkv.planner.traces.formats.parsing import (
+    FIX_THE_ROW,
+    MAX_LENGTH,
+    MAX_SESSION_CHARACTERS,
+    Lengths,
+    Reading,
+    RowFormat,
+    check_range,
+    check_row,
+    checked_tokens,
+    decoded,
+)
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.texts import TextTokens, marked_tokens, stretched_tokens
 
-__all__ = ["ABANDONED", "NO_ANSWER", "OTHER_CACHE", "Call", "Calls"]
+__all__ = [
+    "ABANDONED",
+    "ANSWER_COUNTS",
+    "NO_ANSWER",
+    "OTHER_CACHE",
+    "OUTSIDE_INPUT",
+    "PICTURE_TOKENS",
+    "PROMPT_COUNTS",
+    "STATUSES",
+    "Call",
+    "Calls",
+    "JsonObject",
+    "KnownLengths",
+    "Layout",
+    "ObjectLogRows",
+    "Part",
+    "Usage",
+    "answer_parts",
+    "as_list",
+    "as_object",
+    "failure_of",
+    "first_named",
+    "found_under",
+    "has_answer",
+    "ids_part",
+    "joined_parts",
+    "name_under",
+    "num_samples_of",
+    "parts_of_answer",
+    "prompt_parts",
+    "text_part",
+    "usage_of",
+]
+ANSWERER: Final = "assistant"
+NO_CONTENT: Final = frozenset({"cache_control", "id", "prompt_cache_breakpoint"})
+"""Keys that do not change the prompt."""
+PICTURE_TOKENS: Final = 1000
+"""Tokens of a picture without a stated length: about what providers charge for a million pixels."""
+BYTES_PER_TOKEN: Final = 4
+MEDIA_TYPES: Final = frozenset(
+    {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "document", "file"}
+    | {"input_file", "blob", "uri"}
+)
+NAMED_CONTENT: Final = ("text", "content", "input_text", "output_text", "refusal", "thinking")
+"""Keys for the text of a content part: of OpenAI, Anthropic, and OpenTelemetry's conventions."""
+TURN_TYPES: Final = frozenset({"function_call", "function_call_output", "reasoning", "item_reference"})
+"""Items of an input that are not messages, in the Responses API."""
+EMPTY: Final = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A piece of a prompt or an answer that has the same tokens wherever it is repeated.
+
+    Args:
+        pieces: int32 ``[n]``, tokens made from its text; equal texts have equal ones.
+        weight: its share of a stated length of the whole: bytes of the text, since the bytes per token differ little
+            between scripts.
+        is_media: whether it is a picture, a sound or a file, with a round number of pieces.
+        is_exact: whether its pieces are the tokens that were computed, taken from the log.
+        num_characters: characters of its text, which a log may have cut.
+    """
+
+    pieces: Int32Array
+    weight: int
+    is_media: bool = False
+    is_exact: bool = False
+    num_characters: int = 0
+
+
+def text_part(text: str, texts: TextTokens) -> Part:
+    """Make a part from a text. O(characters)."""
+    weight = len(text.encode("utf-8", "surrogatepass"))
+    return Part(texts.token_ids(text), weight, num_characters=len(text))
+
+
+def ids_part(token_ids: Int32Array) -> Part:
+    """Make a part from tokens in the log."""
+    return Part(token_ids, BYTES_PER_TOKEN * len(token_ids), is_exact=True)
+
+
+def joined_parts(parts: Sequence[Part]) -> Int32Array:
+    """Concatenate the pieces of parts."""
+    return np.concatenate([EMPTY, *(part.pieces for part in parts)])
+
+
+def prompt_parts(line: Line, body: Mapping[str, Any], texts: TextTokens) -> list[Part] | None:
+    """Read the parts of a request's body: tools, system text, messages; or its prompt. None if it has none of these.
+
+    Raises:
+        TraceError: the prompt is a list of tokens, and an entry is not a token.
+    """
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return [text_part(prompt, texts)]
+    if isinstance(prompt, list) and prompt and type(prompt[0]) is int:
+        return [ids_part(checked_tokens(line, prompt))]
+    turns = _turns(body)
+    if turns is None:
+        return None
+    parts = _with_role("tools", body["tools"], texts) if body.get("tools") else []
+    for key in ("system", "instructions"):
+        if body.get(key):
+            parts += _with_role("system", body[key], texts)
+    for turn in turns:
+        parts += _turn(turn, texts)
+    return [*parts, _role(ANSWERER, texts)]
+
+
+def answer_parts(answer: object, texts: TextTokens) -> list[Part] | None:
+    """Read the parts of an answer: a text, parts, or a message; None if there is none."""
+    if isinstance(answer, dict) and "role" in answer:
+        return _content(answer, texts)
+    return None if answer is None else list(_parts(answer, texts))
+
+
+def _turns(body: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """Return the turns: ``messages``, or ``input`` of the Responses API, which may be one text."""
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else None
+
+
+def _turn(turn: Mapping[str, Any], texts: TextTokens) -> list[Part]:
+    if "role" not in turn and turn.get("type") in TURN_TYPES:
+        return [text_part(_plain(turn), texts)]
+    return [_role(str(turn.get("role", "")), texts), *_content(turn, texts)]
+
+
+def _content(message: Mapping[str, Any], texts: TextTokens) -> list[Part]:
+    """Read the parts of a message's content, and of its tool calls."""
+    calls = message.get("tool_calls")
+    content = message.get("content", message.get("parts"))
+    return [*_parts(content, texts), *(_parts(calls, texts) if calls else ())]
+
+
+def _with_role(role: str, content: object, texts: TextTokens) -> list[Part]:
+    return [_role(role, texts), *_parts(content, texts)]
+
+
+def _role(role: str, texts: TextTokens) -> Part:
+    return text_part(f"<|{role}|>", texts)
+
+
+def _parts(content: object, texts: TextTokens) -> Iterator[Part]:
+    if content is None:
+        return
+    if isinstance(content, str):
+        yield text_part(content, texts)
+        return
+    for part in content if isinstance(content, list) else [content]:
+        if _is_media(part):
+            yield _media(part)
+            continue
+        if isinstance(part, dict) and isinstance(part.get("content"), list):  # the result of a tool has its own parts
+            yield from _parts(part["content"], texts)
+            continue
+        named = (part.get(key) for key in NAMED_CONTENT) if isinstance(part, dict) else ()
+        text = next((text for text in named if isinstance(text, str)), None)
+        yield text_part(_plain(part) if text is None else text, texts)
+
+
+def _is_media(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in MEDIA_TYPES and not isinstance(part.get("text"), str)
+
+
+def _media(part: object) -> Part:
+    digest = sha256(_plain(part).encode("utf-8", "surrogatepass")).digest()
+    return Part(marked_tokens(digest, PICTURE_TOKENS), BYTES_PER_TOKEN * PICTURE_TOKENS, is_media=True)
+
+
+def _plain(part: object) -> str:
+    """Write a part that is not text (an image, a tool call, its result) as a text; equal parts give equal texts."""
+    if isinstance(part, dict):
+        part = {key: value for key, value in part.items() if key not in NO_CONTENT}
+    return part if isinstance(part, str) else json.dumps(part, sort_keys=True)
+
+
+MOST_REMEMBERED: Final = 2**17
+"""Number of parts whose length is remembered, some 60 MiB; a turn comes soon after the previous one."""
+HEAD_PIECES: Final = 16
+"""A text begins like another one if this number of leading pieces are equal."""
+_Value = TypeVar("_Value")
+
+
+class _Recent(Generic[_Value]):
+    """A dictionary of the most recently used entries."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, _Value] = {}
+
+    def get(self, key: bytes) -> _Value | None:
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._values[key] = value
+        return value
+
+    def set_default(self, key: bytes, value: _Value) -> _Value:
+        known = self.get(key)
+        if known is not None:
+            return known
+        self._values[key] = value
+        if len(self._values) > MOST_REMEMBERED:
+            del self._values[next(iter(self._values))]
+        return value
+
+
+class KnownLengths:
+    """Makes the tokens of prompts and answers, and remembers the lengths of their parts."""
+
+    def __init__(self) -> None:
+        self._lengths: _Recent[int] = _Recent()
+        self._rates: _Recent[tuple[int, int]] = _Recent()
+
+    def prompt(self, parts: Sequence[Part], stated: int | None) -> tuple[Int32Array, bytes]:
+        """Make the tokens of a prompt.
+
+        Args:
+            parts: parts of the prompt, in order.
+            stated: length of the prompt; None where the log has none: then each part has its known length, or else
+                that of its pieces.
+
+        Returns:
+            int32 ``[stated]``, and a digest that identifies the whole prompt, for :meth:`answer`. O(tokens).
+        """
+        return self._tokens(parts, stated, sha256(b"prompt").digest())
+
+    def answer(self, parts: Sequence[Part], stated: int | None, prompt: bytes, num_thoughts: int = 0) -> Int32Array:
+        """Make the tokens of an answer; a later prompt that contains it after the same prompt gets the same tokens.
+
+        Args:
+            parts: parts of the answer.
+            stated: its length, including thoughts.
+            prompt: the digest of the prompt.
+            num_thoughts: tokens at its beginning that no later prompt contains.
+        """
+        if not num_thoughts:
+            return self._tokens(parts, stated, prompt)[0]
+        num_thoughts = num_thoughts if stated is None else min(num_thoughts, stated)
+        visible = self._tokens(parts, None if stated is None else stated - num_thoughts, prompt)[0]
+        return np.concatenate([marked_tokens(sha256(b"thoughts" + prompt).digest(), num_thoughts), visible])
+
+    def _tokens(self, parts: Sequence[Part], stated: int | None, parent: bytes) -> tuple[Int32Array, bytes]:
+        names = _names(parts, parent)
+        if parts and all(part.is_exact for part in parts):
+            return np.concatenate([part.pieces for part in parts]), names[-1]
+        heads = [
+            sha256(b"head" + name + part.pieces[:HEAD_PIECES].tobytes()).digest()
+            for name, part in zip(names, parts, strict=False)
+        ]
+        known = [self._lengths.get(name) for name in names[1:]]
+        if stated is None:
+            lengths = [
+                self._scaled(part, head) if length is None else length
+                for part, head, length in zip(parts, heads, known, strict=True)
+            ]
+        else:
+            lengths = _shared_out(parts, known, stated)
+            for name, length in zip(names[1:], lengths, strict=True):
+                self._lengths.set_default(name, length)
+        tokens = []
+        for part, head, length, name in zip(parts, heads, lengths, names[1:], strict=True):
+            rate = (max(1, length), max(1, len(part.pieces)))
+            rate = self._rates.set_default(head, rate) if length else rate
+            tokens.append(stretched_tokens(part.pieces, rate, length, name))
+        rest = 0 if stated is None else stated - sum(lengths)
+        return np.concatenate([*tokens, marked_tokens(names[-1], rest)]), names[-1]
+
+    def _scaled(self, part: Part, head: bytes) -> int:
+        """Estimate the length of a new part of a prompt whose length is not stated."""
+        most, least = self._rates.get(head) or (1, 1)
+        return len(part.pieces) * most // least
+
+
+def _shared_out(parts: Sequence[Part], known: Sequence[int | None], stated: int) -> list[int]:
+    """Divide a stated length: known lengths first, as far as they leave some for the rest, then shares of the rest.
+
+    The lengths add up to ``stated``, unless there are no parts.
+    """
+    lengths: list[int] = []
+    num_left = stated
+    for length in known:
+        num_behind = len(parts) - len(lengths) - 1
+        if length is None or length > num_left - num_behind or (not num_behind and length != num_left):
+            break
+        lengths.append(length)
+        num_left -= length
+    weights = np.cumsum([part.weight for part in parts[len(lengths) :]], dtype=np.int64)
+    if len(weights):
+        ends = weights * num_left // max(1, int(weights[-1]))
+        ends[-1] = num_left
+        lengths += np.diff(ends, prepend=0).tolist()
+    return lengths
+
+
+def _names(parts: Sequence[Part], parent: bytes) -> list[bytes]:
+    """Return a digest of each part and all parts before it, starting from the parent's digest."""
+    names = [parent]
+    for part in parts:
+        names.append(sha256(names[-1] + part.pieces.tobytes()).digest())
+    return names
+
 
 NO_ANSWER: Final = "no answer"
 ABANDONED: Final = "aborted"
@@ -306,3 +651,206 @@ class Calls:
 
     def _failed(self) -> str:
         return ", ".join(f"{name}: {count:,}" for name, count in self._failures.most_common())
+
+
+JsonObject = Mapping[str, Any]
+PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens")
+OUTSIDE_INPUT: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+"""Anthropic counts these apart from input_tokens; OpenAI's cached tokens are part of prompt_tokens."""
+ANSWER_COUNTS: Final = ("completion_tokens", "output_tokens", "completionTokens", "outputTokens")
+THOUGHTS: Final = ("completion_tokens_details", "output_tokens_details")
+STATUSES: Final = ("status_code", "statusCode", "http_status", "response_status", "status")
+FAILED_WORDS: Final = frozenset(
+    {"failure", "failed", "error", "cancelled", "canceled", "timeout", "rate_limited", "aborted", "expired"}
+)
+FIRST_FAILED_CODE: Final = 400
+LAST_FAILED_CODE: Final = 599
+MOST_SAMPLES: Final = 2**16
+LONGEST_NAME: Final = 40
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Stated lengths: of the prompt, of the answer, and of the part of the answer that is not in its texts."""
+
+    num_prompt: int | None = None
+    num_answer: int | None = None
+    num_thoughts: int = 0
+
+
+def usage_of(line: Line, usage: JsonObject) -> Usage:
+    """Read a usage; an empty one states nothing. Raises TraceError."""
+    num_prompt, num_answer = _count(line, usage, PROMPT_COUNTS), _count(line, usage, ANSWER_COUNTS)
+    if num_prompt is not None:
+        num_prompt += sum(_count(line, usage, (key,)) or 0 for key in OUTSIDE_INPUT)
+    details: JsonObject = next((usage[key] for key in THOUGHTS if isinstance(usage.get(key), dict)), {})
+    return Usage(num_prompt, num_answer, _count(line, details, ("reasoning_tokens",)) or 0)
+
+
+def parts_of_answer(answer: JsonObject, texts: TextTokens) -> Sequence[Part] | None:
+    """Return the parts of an answer: OpenAI's first choice, Anthropic's content, the output of the Responses API."""
+    choices = answer.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        return answer_parts(choices[0].get("message") or choices[0].get("text"), texts)
+    output = answer.get("output")
+    if isinstance(output, list):
+        items = [item for item in output if isinstance(item, dict) and item.get("type") != "reasoning"]
+        taken = [answer_parts(item if "role" in item else [item], texts) or [] for item in items]
+        return [part for parts in taken for part in parts]
+    if "role" in answer:
+        return answer_parts(answer, texts)
+    return answer_parts(answer.get("content") or answer.get("text"), texts)
+
+
+def has_answer(answer: JsonObject) -> bool:
+    """Return whether an object is an answer, with or without a text."""
+    return bool(answer.keys() & {"choices", "content", "text", "output", "usage", "role"})
+
+
+def failure_of(*objects: JsonObject) -> str | None:
+    """Describe how a request failed, by the first object that states it as an HTTP status, a word or an error."""
+    for each in objects:
+        for key in STATUSES:
+            value = each.get(key)
+            code = int(value) if isinstance(value, str) and value.isdecimal() else value
+            if type(code) is int and (FIRST_FAILED_CODE <= code <= LAST_FAILED_CODE or code < 0):
+                return str(code) if code > 0 else NO_ANSWER
+            if isinstance(value, str) and value.lower() in FAILED_WORDS:
+                return _code(each.get("error")) or _code(each.get("error_information")) or value.lower()
+        if each.get("error"):
+            return _code(each["error"]) or "error"
+    return None
+
+
+def num_samples_of(line: Line, body: JsonObject) -> int:
+    """Read the number of requested answers. Raises TraceError."""
+    num_samples = body.get("n") or 1
+    if type(num_samples) is not int:
+        raise line.fault(f"n is {num_samples!r:.40}, no whole number", FIX_THE_ROW)
+    check_range(line, "n", num_samples, 1, MOST_SAMPLES)
+    return num_samples
+
+
+def first_named(keys: Sequence[str], *objects: JsonObject) -> str | None:
+    """Return the first text or number under one of these keys, as a name; None if there is none."""
+    for each in objects:
+        for key in keys:
+            value = each.get(key)
+            if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+                return str(value)[:MAX_SESSION_CHARACTERS]
+    return None
+
+
+def as_object(value: object) -> JsonObject:
+    """Return an object, parsed if it is written as a text; an empty object for anything else."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> object:
+    """Return a value; a list that is written as a text is parsed."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return value
+    return value
+
+
+def found_under(row: object, path: str) -> object:
+    """Follow a path into objects and lists; None where the path does not exist."""
+    if isinstance(row, dict) and path in row:
+        return row[path]
+    for name in path.split("."):
+        row = as_list(row)
+        if isinstance(row, list) and name.isdecimal() and int(name) < len(row):
+            row = row[int(name)]
+        elif isinstance(row, dict):
+            row = row.get(name)
+        else:
+            return None
+    return row
+
+
+def name_under(row: object, path: str) -> str | None:
+    """Return the text or number under a path as a name; None if there is none."""
+    value = found_under(row, path)
+    is_name = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    return str(value)[:MAX_SESSION_CHARACTERS] if is_name else None
+
+
+def _code(error: object) -> str | None:
+    """Return the code of an error."""
+    if isinstance(error, dict):
+        names = (error.get(key) for key in ("status_code", "error_code", "code", "type", "error_class"))
+        error = next((name for name in names if isinstance(name, str | int) and name), None)
+    return str(error)[:LONGEST_NAME] if isinstance(error, str | int) and not isinstance(error, bool) else None
+
+
+def _count(line: Line, usage: JsonObject, names: Sequence[str]) -> int | None:
+    for name in names:
+        value = usage.get(name)
+        if value is not None:
+            if type(value) is not int or value < 0:
+                raise line.fault(f"usage.{name} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
+            return value
+    return None
+
+
+class Layout(Protocol):
+    """Locates the items in the rows of a log."""
+
+    @property
+    def title(self) -> str:
+        """Name of the log, for users."""
+        ...
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the calls of a row: one, several, or none. Raises TraceError."""
+        ...
+
+
+class ObjectLogRows(RowFormat):
+    """Reads the rows of one layout.
+
+    Args:
+        layout: makes the layout from ``reading`` and the calls.
+        reading: the user's statements about the file.
+        unit: unit of the times, unless their values determine it.
+        usage: name of the field with stated lengths, for messages.
+    """
+
+    starts_with_header = False
+    session_per_row = False
+
+    def __init__(
+        self, layout: Callable[[Reading, Calls], Layout], reading: Reading, unit: str = "s", usage: str = "usage"
+    ) -> None:
+        self._calls = Calls(reading, unit, usage)
+        self._layout = layout(reading, self._calls)
+        self._tenant_by = reading.tenant_by
+
+    @property
+    def recognised(self) -> str:
+        """The recognised format, as text for users."""
+        return f"{self._layout.title}, {self._calls.description}"
+
+    @property
+    def notes(self) -> list[str]:
+        """List warnings about the file."""
+        return self._calls.notes
+
+    def requests(self, line: Line) -> Iterator[Request]:
+        """Yield the requests that are complete and in order."""
+        row = decoded(line, dict[str, Any])
+        for call in self._layout.calls(line, row):
+            if self._tenant_by is not None and call.tenant is None:
+                call.tenant = name_under(row, self._tenant_by)
+            yield from self._calls.requests(call)
+
+    def finish(self) -> Iterator[Request]:
+        """Yield the requests that were held back."""
+        return self._calls.finish()

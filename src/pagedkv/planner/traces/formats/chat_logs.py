@@ -1,33 +1,64 @@
-"""Request logs of services in the style of OpenAI and Anthropic: JSON lines with bodies, usage and times.
+"""Logs of services: bodies and usage in OpenAI's and Anthropic's style, named fields, conversations, benchmark results.
+
+Request logs of services in the style of OpenAI and Anthropic: JSON lines with bodies, usage and times.
 
 The layout may vary. Each item is looked for in its common places: the body with ``messages``, ``prompt`` or ``input``
 at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the top, or
 in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a status
 or an error. OpenAI's batch files are read too; their input has no times. A row without a body and with counts of tokens
 at the top, as in a table of usage, is a usage itself.
+
+JSON lines of any shape, read by fields that the user names, or by the known columns of a table.
+
+A field may lie within objects and lists: ``request.messages``, ``choices.0.text``. A prompt is a text, a list of
+messages or of tokens, or an object that has one; an answer likewise. Numbers may be written as texts, also with commas
+between thousands.
+
+WildChat: a conversation in each row, with times of all turns or of the last one alone.
+
+Each answer is a request whose prompt is everything before it in the conversation. It arrives at the time of the
+question; without that, at the time when the answer began (``created``), or else when it was complete, which is later.
+If no turn has a time, the row's time is that of the last turn, and earlier turns precede it at a stated interval. Rows
+are conversations and overlap, so such a file must be sorted by arrival first.
+
+Results of ``vllm bench serve --save-result --save-detailed``: one object with all requests, as lists.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from pagedkv.planner.traces.formats.bodies import (
+from pagedkv.planner.traces.formats.calls import (
     PROMPT_COUNTS,
+    Call,
+    Calls,
     JsonObject,
+    Part,
+    answer_parts,
+    as_list,
     as_object,
     failure_of,
     first_named,
+    found_under,
     has_answer,
     num_samples_of,
     parts_of_answer,
+    prompt_parts,
     usage_of,
 )
-from pagedkv.planner.traces.formats.calls import Call, Calls
-from pagedkv.planner.traces.formats.messages import Part, answer_parts, prompt_parts
-from pagedkv.planner.traces.formats.row_format import Reading
+from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Reading, without_thousands
 from pagedkv.planner.traces.lines import Line
 
-__all__ = ["SESSIONS", "TIMES", "ChatLayout", "is_chat_log"]
-
+__all__ = [
+    "SESSIONS",
+    "TIMES",
+    "BenchLayout",
+    "ChatLayout",
+    "FieldLayout",
+    "WildChatLayout",
+    "is_bench_result",
+    "is_chat_log",
+    "is_wildchat",
+]
 TIMES: Final = (
     "arrival_time",
     "request_time",
@@ -173,3 +204,195 @@ def _answer(row: JsonObject, answer: JsonObject, texts: Any) -> Sequence[Part] |
         return parts_of_answer(answer, texts)
     reply = next((row[name] for name in ANSWERS if isinstance(row.get(name), str | list)), None)
     return answer_parts(reply, texts)
+
+
+FIELDS_SHOWN: Final = 12
+
+
+class FieldLayout:
+    """Rows with the named fields.
+
+    Args:
+        origin: the recognised format.
+        fields: the name of the field for each role of :data:`~pagedkv.planner.traces.formats.csv_rows.CSV_ROLES`.
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, origin: str, fields: Mapping[str, str], reading: Reading, calls: Calls) -> None:
+        self._origin = origin
+        self._fields = fields
+        self._reading = reading
+        self._calls = calls
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        return self._origin
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the row's one call."""
+        found = {role: found_under(row, name) for role, name in self._fields.items()}
+        prompt, answer = self._prompt(line, found.get("prompt")), self._answer(found.get("answer"))
+        session = found.get("session") or found.get("user")
+        num_prompt, num_answer = self._count(line, found, "input"), self._count(line, found, "output")
+        if prompt is None and num_prompt is None:
+            raise self._fault(line, row, "input" if "input" in self._fields else "prompt")
+        yield Call(
+            line,
+            self._arrival_s(line, row, found.get("arrival")),
+            prompt,
+            answer,
+            num_prompt,
+            num_answer,
+            session=str(session)[:MAX_SESSION_CHARACTERS] if isinstance(session, str | int) else None,
+            failure=failure_of({"status": found["status"]}) if "status" in found else None,
+            is_answered=bool(answer) or num_answer is not None,
+        )
+
+    def _arrival_s(self, line: Line, row: Mapping[str, Any], value: object) -> float:
+        if self._reading.has_generated_arrivals:
+            return 0.0
+        if not isinstance(value, int | float | str) or isinstance(value, bool):
+            raise self._fault(line, row, "arrival")
+        return self._calls.arrival_s(line, value)
+
+    def _prompt(self, line: Line, value: object) -> Sequence[Part] | None:
+        value = as_list(value)
+        if isinstance(value, dict):
+            return prompt_parts(line, value, self._reading.texts)
+        is_turns = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+        return prompt_parts(line, {"messages" if is_turns else "prompt": value}, self._reading.texts)
+
+    def _answer(self, value: object) -> Sequence[Part] | None:
+        value = as_list(value)
+        if isinstance(value, dict):
+            return parts_of_answer(value, self._reading.texts)
+        return answer_parts(value, self._reading.texts)
+
+    def _count(self, line: Line, found: Mapping[str, Any], role: str) -> int | None:
+        value = found.get(role)
+        if isinstance(value, str):
+            value = without_thousands(value.strip())
+            value = int(value) if value.isdecimal() and value.isascii() else value or None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None or (type(value) is int and value >= 0):
+            return value
+        raise line.fault(f"{self._fields[role]} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
+
+    def _fault(self, line: Line, row: Mapping[str, Any], role: str) -> Exception:
+        names = ", ".join(f"{name:.40}" for name in sorted(row)[:FIELDS_SHOWN])
+        return line.fault(f"has nothing for {role} under {self._fields[role]!r:.60}", f"It has {names}")
+
+
+KEYS: Final = frozenset({"conversation", "timestamp"})
+NAMES: Final = ("conversation_hash", "conversation_id")
+TURN_S: Final = 30.0
+ANSWERER: Final = "assistant"
+
+
+def is_wildchat(keys: Mapping[str, object]) -> bool:
+    """Return whether a first line is a conversation with a time, by its keys."""
+    return keys.keys() >= KEYS
+
+
+class WildChatLayout:
+    """A conversation in each row.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._calls = calls
+        self._num_turns = self._num_assumed = 0
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        if not self._num_assumed:
+            return "WildChat's conversations by the times of their turns"
+        share = f"for {self._num_assumed:,} of {self._num_turns:,} turns {TURN_S:g} s between two are assumed"
+        return f"WildChat's conversations by the time of the last turn ({share})"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the conversation's answers as calls."""
+        turns = [turn for turn in row["conversation"] or () if isinstance(turn, dict)]
+        places = [place for place, turn in enumerate(turns) if turn.get("role") == ANSWERER]
+        for number, place in enumerate(places):
+            messages = [{"role": turn.get("role"), "content": turn.get("content")} for turn in turns[: place + 1]]
+            stated = usage_of(line, as_object(turns[place].get("usage")))
+            yield Call(
+                line,
+                self._arrival_s(line, row, turns[max(0, place - 1) : place + 1], len(places) - 1 - number),
+                prompt_parts(line, {"messages": messages[:-1]}, self._texts),
+                answer_parts(messages[-1], self._texts),
+                stated.num_prompt or None,
+                stated.num_answer or None,
+                stated.num_thoughts,
+                session=first_named(NAMES, row),
+            )
+
+    def _arrival_s(self, line: Line, row: JsonObject, turns: Sequence[JsonObject], num_behind: int) -> float:
+        """Return the arrival of a question: its own time, its answer's, or one before the end of the conversation."""
+        self._num_turns += 1
+        question, reply = (turns[0] if len(turns) > 1 else {}), turns[-1]
+        for value in (question.get("timestamp"), reply.get("created"), reply.get("timestamp")):
+            if value is not None:
+                return self._calls.arrival_s(line, value)
+        if row["timestamp"] is None:
+            raise line.fault("neither its turns nor the conversation have a time", FIX_THE_ROW)
+        self._num_assumed += 1
+        return self._calls.arrival_s(line, row["timestamp"]) - TURN_S * num_behind
+
+
+BENCH_KEYS: Final = frozenset({"start_times", "input_lens", "output_lens"})
+FAILED: Final = "error"
+
+
+def is_bench_result(keys: Mapping[str, object]) -> bool:
+    """Return whether an object is such a result with details, by its keys."""
+    return keys.keys() >= BENCH_KEYS
+
+
+class BenchLayout:
+    """One run in each row. Its clock has no fixed origin, so the first request arrives at 0.
+
+    Args:
+        reading: unused, since there are no texts.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        del reading
+        self._calls = calls
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        return "a result of vllm bench serve"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the requests of a run, in order of arrival."""
+        columns = [row[name] for name in ("start_times", "input_lens", "output_lens")]
+        if len({len(column) if isinstance(column, list) else -1 for column in columns}) > 1 or not columns[0]:
+            raise line.fault("its lists of requests differ in length, or are empty", FIX_THE_ROW)
+        errors = row.get("errors")
+        failures = errors if isinstance(errors, list) and len(errors) == len(columns[0]) else [""] * len(columns[0])
+        rows = list(zip(*columns, failures, strict=True))
+        for start_s, num_prompt, num_output, _ in rows:
+            numbers = isinstance(start_s, int | float) and type(num_prompt) is int and type(num_output) is int
+            if not numbers:
+                raise line.fault("a request has no numbers for its start and lengths", FIX_THE_ROW)
+        origin_s = min(start_s for start_s, *_ in rows)
+        for start_s, num_prompt, num_output, error in sorted(rows, key=lambda one: one[0]):
+            yield Call(
+                line,
+                self._calls.arrival_s(line, start_s - origin_s),
+                num_prompt=num_prompt,
+                num_answer=num_output,
+                failure=FAILED if error else None,
+            )

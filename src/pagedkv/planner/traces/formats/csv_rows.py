@@ -13,19 +13,27 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.planner.traces.formats.bodies import ANSWER_COUNTS, OUTSIDE_INPUT, PROMPT_COUNTS, STATUSES, failure_of
-from pagedkv.planner.traces.formats.calls import Call, Calls
+from pagedkv.planner.traces.formats.calls import (
+    ANSWER_COUNTS,
+    OUTSIDE_INPUT,
+    PROMPT_COUNTS,
+    STATUSES,
+    Call,
+    Calls,
+    failure_of,
+    text_part,
+)
 from pagedkv.planner.traces.formats.chat_logs import SESSIONS, TIMES
-from pagedkv.planner.traces.formats.messages import text_part
 from pagedkv.planner.traces.formats.parsing import (
     FIX_THE_ROW,
     MAX_SESSION_CHARACTERS,
     Lengths,
+    Reading,
+    RowFormat,
     check_row,
     converted,
     without_thousands,
 )
-from pagedkv.planner.traces.formats.row_format import Reading, RowFormat
 from pagedkv.planner.traces.lines import MAX_LINE_NBYTES, Line
 from pagedkv.planner.traces.request import Request
 

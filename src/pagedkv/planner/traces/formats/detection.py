@@ -7,10 +7,16 @@ from typing import Any, Final
 
 import msgspec
 
-from pagedkv.planner.traces.formats.bench_results import BenchLayout, is_bench_result
-from pagedkv.planner.traces.formats.calls import Calls
-from pagedkv.planner.traces.formats.chat_logs import ChatLayout, is_chat_log
-from pagedkv.planner.traces.formats.conversations import CONVERSATION_KEYS, ConversationRows
+from pagedkv.planner.traces.formats.calls import Calls, Layout, ObjectLogRows
+from pagedkv.planner.traces.formats.chat_logs import (
+    BenchLayout,
+    ChatLayout,
+    FieldLayout,
+    WildChatLayout,
+    is_bench_result,
+    is_chat_log,
+    is_wildchat,
+)
 from pagedkv.planner.traces.formats.csv_rows import (
     LENGTH_COLUMNS,
     CsvRows,
@@ -21,20 +27,28 @@ from pagedkv.planner.traces.formats.csv_rows import (
     unknown_header,
 )
 from pagedkv.planner.traces.formats.engine_logs import EngineLogRows, is_engine_log
-from pagedkv.planner.traces.formats.fields import FieldLayout
-from pagedkv.planner.traces.formats.hash_ids import BailianRows, HashIdRows
-from pagedkv.planner.traces.formats.hash_runs import HashRunRows
-from pagedkv.planner.traces.formats.helicone import HeliconeLayout, is_helicone
-from pagedkv.planner.traces.formats.langfuse import LangfuseLayout, is_langfuse
-from pagedkv.planner.traces.formats.litellm import LiteLlmLayout, is_litellm
-from pagedkv.planner.traces.formats.object_logs import Layout, ObjectLogRows
-from pagedkv.planner.traces.formats.otel_spans import SpanLayout, is_span
-from pagedkv.planner.traces.formats.pagedkv_trace import FORMAT_NAME, PagedkvRows
-from pagedkv.planner.traces.formats.parsing import decoded
-from pagedkv.planner.traces.formats.row_format import Reading, RowFormat
-from pagedkv.planner.traces.formats.sessions import SessionRows
-from pagedkv.planner.traces.formats.tenant_rows import TenantRows
-from pagedkv.planner.traces.formats.wildchat import WildChatLayout, is_wildchat
+from pagedkv.planner.traces.formats.gateway_logs import (
+    HeliconeLayout,
+    LangfuseLayout,
+    LiteLlmLayout,
+    SpanLayout,
+    is_helicone,
+    is_langfuse,
+    is_litellm,
+    is_span,
+)
+from pagedkv.planner.traces.formats.id_traces import (
+    CONVERSATION_KEYS,
+    FORMAT_NAME,
+    BailianRows,
+    ConversationRows,
+    HashIdRows,
+    HashRunRows,
+    PagedkvRows,
+    SessionRows,
+    TenantRows,
+)
+from pagedkv.planner.traces.formats.parsing import Reading, RowFormat, decoded
 from pagedkv.planner.traces.lines import Line
 
 __all__ = ["detect_format"]

@@ -1,35 +1,56 @@
-"""Parses the text of a line into typed values, within limits that hold for every format.
+"""What all formats share: checked values of rows, and the interface of a format, lines in and requests out.
+
+Parses the text of a line into typed values, within limits that hold for every format.
 
 JSON types are exact: a boolean, a text or a fraction is not a whole number, and NaN is not JSON. Values that types
 allow (negative, absurd, infinite) are checked here, before anything is sized by them.
+
+The interface of all formats: lines in, requests out; and the user's statements about the file.
+
+The header and the row of the pagedkv trace format, and the conversion between requests and rows.
+
+Reading, writing and sorting share this description of keys and defaults. Values are checked where a trace is read
+(:mod:`pagedkv.planner.traces.formats.id_traces`).
 """
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Final, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int32Array
+from pagedkv.planner.traces.clocks import ArrivalClock
 from pagedkv.planner.traces.lines import Line
+from pagedkv.planner.traces.request import MAX_BLOCK_ID, Request, expand_runs, run_lengths
+from pagedkv.planner.traces.texts import CharacterTokens, TextTokens
 
 __all__ = [
     "FIX_THE_ROW",
+    "FORMAT_NAME",
+    "FORMAT_VERSION",
     "MAX_ARRIVAL_S",
     "MAX_LENGTH",
     "MAX_TOKEN_ID",
     "Lengths",
+    "Reading",
+    "RowFormat",
     "SessionName",
+    "TraceHeader",
+    "TraceRow",
     "check_range",
     "check_row",
     "checked_tokens",
     "converted",
     "decoded",
     "decoded_strictly",
+    "request_of",
+    "row_of",
     "without_thousands",
 ]
-
 MAX_LENGTH: Final = 2**24
 """Longest accepted prompt or output: beyond any context window, and still cheap to hold."""
 MAX_ARRIVAL_S: Final = 10**11
@@ -41,7 +62,6 @@ FIX_THE_ROW: Final = "Repair or remove the row"
 MOST_DIGITS: Final = 40  # digits of an absurd number that a message shows
 EXTENSION_PREFIX: Final = "x_"
 THOUSANDS: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+", re.ASCII)
-
 SessionName = Annotated[str, msgspec.Meta(max_length=MAX_SESSION_CHARACTERS)]
 
 
@@ -125,3 +145,153 @@ def check_range(line: Line, name: str, value: float, least: int, most: int) -> N
     """Refuse a number outside ``[least, most]``. Raises TraceError."""
     if not least <= value <= most:
         raise line.fault(f"{name} is {str(value)[:MOST_DIGITS]}, but must be from {least} to {most}", FIX_THE_ROW)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read a file where its content does not determine it.
+
+    Args:
+        block_size: tokens per id; None: determined by the file.
+        any_order: whether unsorted requests are accepted; those of a session's line are sorted by arrival.
+        time_unit: unit of the arrivals; None: determined by the file.
+        columns: columns of a CSV file, or fields of JSON lines, by role; None: determined by the first line.
+        texts: how texts become tokens.
+        keep_failed: whether failed requests are read too.
+        has_generated_arrivals: whether the times of the file are ignored and replaced.
+        tenant_by: the column or field with the tenant; None: determined by the file.
+        is_spread: whether requests of one stamp are spread later, so that no note about bursts is needed.
+    """
+
+    block_size: int | None = None
+    any_order: bool = False
+    time_unit: str | None = None
+    columns: Mapping[str, str] | None = None
+    texts: TextTokens = field(default_factory=CharacterTokens)
+    keep_failed: bool = False
+    has_generated_arrivals: bool = False
+    tenant_by: str | None = None
+    is_spread: bool = False
+
+    def notes_of(self, clock: ArrivalClock) -> list[str]:
+        """List warnings about a file's times, unless they are replaced or spread."""
+        return [] if self.is_spread or self.has_generated_arrivals else clock.notes
+
+
+class RowFormat(Protocol):
+    """Turns the lines of one trace, in order, into requests."""
+
+    starts_with_header: bool
+    """Whether the first line has no request."""
+
+    session_per_row: bool
+    """Whether a line is a whole session, with sorted arrivals on the session's own clock."""
+
+    @property
+    def recognised(self) -> str:
+        """The recognised format, as text for users, with the unit of its times and the way texts become tokens."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """List warnings about figures, one sentence each; complete after the last line."""
+        return []
+
+    def requests(self, line: Line) -> Iterator[Request]:
+        """Read one line at once, and make its requests lazily.
+
+        It may remember values with which later lines must agree, and hold requests that later lines complete.
+
+        Raises:
+            TraceError: the line is wrong.
+        """
+        ...
+
+    def finish(self) -> Iterator[Request]:
+        """Yield the held requests after the last line.
+
+        Raises:
+            TraceError: a request is not complete.
+        """
+        return iter(())
+
+
+FORMAT_NAME: Final = "pagedkv-trace"
+FORMAT_VERSION: Final = 1
+_BlockId = Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_ID)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+
+
+class TraceHeader(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The first line."""
+
+    format: str
+    version: int
+    block_size: int | None = None
+
+
+class TraceRow(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Every other line. Keys are written in this order; a key with its default value is left out."""
+
+    arrival_s: float
+    session: SessionName | None = None
+    tenant: SessionName | None = None
+    input_length: int | None = None
+    output_length: int | None = None
+    num_samples: int = 1
+    priority: int = 0
+    block_runs: list[tuple[int, int]] | None = None
+    block_ids: list[_BlockId] | None = None
+    token_ids: list[_TokenId] | None = None
+    output_token_ids: list[_TokenId] | None = None
+
+
+def row_of(request: Request) -> TraceRow:
+    """Return a request as a row in canonical form: ids in the longest runs, both lengths always present.
+
+    A request with tokens and block ids keeps only its tokens, which determine the ids.
+    """
+    block_ids = request.block_ids if request.prompt_token_ids is None else None
+    return TraceRow(
+        arrival_s=float(request.arrival_s),
+        session=request.session,
+        tenant=request.tenant,
+        input_length=request.input_length,
+        output_length=request.output_length,
+        num_samples=request.num_samples,
+        priority=request.priority,
+        block_runs=None if block_ids is None else run_lengths(block_ids),
+        token_ids=_listed(request.prompt_token_ids),
+        output_token_ids=_listed(request.output_token_ids),
+    )
+
+
+def request_of(row: TraceRow, input_length: int, output_length: int, block_size: int) -> Request:
+    """Return the request of a checked row."""
+    return Request(
+        arrival_s=row.arrival_s,
+        input_length=input_length,
+        output_length=output_length,
+        block_ids=_block_ids(row),
+        block_size=block_size,
+        session=row.session,
+        num_samples=row.num_samples,
+        priority=row.priority,
+        prompt_token_ids=_as_array(row.token_ids),
+        output_token_ids=_as_array(row.output_token_ids),
+        tenant=row.tenant,
+    )
+
+
+def _block_ids(row: TraceRow) -> npt.NDArray[np.int64] | None:
+    if row.block_runs is not None:
+        return expand_runs(row.block_runs)
+    return None if row.block_ids is None else np.array(row.block_ids, np.int64)
+
+
+def _listed(token_ids: npt.NDArray[np.int32] | None) -> list[int] | None:
+    return None if token_ids is None else token_ids.tolist()
+
+
+def _as_array(token_ids: list[int] | None) -> npt.NDArray[np.int32] | None:
+    return None if token_ids is None else np.array(token_ids, np.int32)

@@ -1,21 +1,49 @@
-"""Output files that are written whole or not at all.
+"""Output files and what is recorded in them: written whole or not at all, as JSON, compressed, with the command.
+
+The command as typed, recorded in results.
+
+Output files that are written whole or not at all.
 
 The content goes to a temporary file in the same folder, which then replaces the target in one step. At any time a
 reader sees the old file or the new one. ``-`` is the standard output. It receives the content at once, as do devices
 and pipes.
+
+Results for programs: a JSON file that is written whole or not at all. ``-`` is the standard output.
+
+Traces that are compressed while they are written, if their name ends in .gz.
 """
 
+import json
 import os
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from gzip import GzipFile
+from io import BufferedWriter
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import typer
 
 from pagedkv.errors import OutputError
+from pagedkv.planner.traces.writer import ByteSink
 
-__all__ = ["STANDARD_OUTPUT", "atomic_file", "is_replaced_whole", "require_writable"]
+__all__ = [
+    "STANDARD_OUTPUT",
+    "atomic_file",
+    "command_line",
+    "is_replaced_whole",
+    "maybe_compressed",
+    "require_writable",
+    "write_json",
+]
+
+
+def command_line() -> str:
+    """Return the command of this process, quoted for a shell."""
+    return shlex.join(["pagedkv", *sys.argv[1:]])
+
 
 STANDARD_OUTPUT: Final = Path("-")
 
@@ -76,3 +104,30 @@ def _replaced(target: Path) -> Iterator[BinaryIO]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, document: Mapping[str, object]) -> None:
+    """Write a document, its keys in their order.
+
+    Raises:
+        OutputError: writing failed; the target is unchanged.
+    """
+    text = json.dumps(document, indent=2) + "\n"
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+GZIP_SUFFIX: Final = ".gz"
+GZIP_LEVEL: Final = 6
+"""zlib's own default: level 9 takes several times as long for a few per cent."""
+
+
+@contextmanager
+def maybe_compressed(file: BinaryIO, output: Path) -> Iterator[ByteSink]:
+    """Compress a file whose name ends in .gz; equal content gives equal bytes."""
+    if output.suffix != GZIP_SUFFIX:
+        yield file
+        return
+    # The header has neither a name nor a time, so the same trace gives the same bytes.
+    with GzipFile("", "wb", GZIP_LEVEL, file, 0) as compressed, BufferedWriter(compressed) as buffered:
+        yield buffered

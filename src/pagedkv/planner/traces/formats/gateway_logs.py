@@ -1,0 +1,430 @@
+"""Logs of gateways and tracers: LiteLLM, Langfuse, Helicone, spans of OpenTelemetry.
+
+LiteLLM's records of calls: the payload that its callbacks log, and the rows of its spend table.
+
+Both have ``startTime``, ``endTime``, ``call_type``, counts of tokens, ``status``, ``messages`` and ``response``. The
+table has texts only if this is configured, some of them in ``proxy_server_request``. Answers from LiteLLM's own cache
+did not use a model: they are left out like failed calls. Calls that generate no text are skipped.
+
+Observations that Langfuse exports: in camel case from its pages and its API, in snake case to a bucket.
+
+Generations are calls; spans, events and other observations are skipped. Their usage is counted by kind, with every
+token in one kind: ``total`` is the sum of all, and all kinds except output are input.
+
+Requests that Helicone exports: counts of tokens, and bodies of request and answer if they were exported.
+
+Spans of OpenTelemetry's conventions for generative AI: OTLP in JSON, or one flat span in each line.
+
+A line of a collector's file has the spans of many requests; those that call a model are read. A flat span has its
+attributes in an object, in OTLP's list, or each as a column of its own, as tables of spans do. Lengths are
+``gen_ai.usage.*``, as in vLLM's own spans. Content exists if its recording was configured: ``gen_ai.input.messages``
+and ``gen_ai.output.messages``, or OpenLLMetry's numbered attributes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pagedkv.planner.traces.formats.calls import (
+    OTHER_CACHE,
+    Call,
+    Calls,
+    JsonObject,
+    Part,
+    Usage,
+    answer_parts,
+    as_list,
+    as_object,
+    failure_of,
+    first_named,
+    name_under,
+    num_samples_of,
+    parts_of_answer,
+    prompt_parts,
+    usage_of,
+)
+from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Reading
+from pagedkv.planner.traces.lines import Line
+
+__all__ = [
+    "HeliconeLayout",
+    "LangfuseLayout",
+    "LiteLlmLayout",
+    "SpanLayout",
+    "is_helicone",
+    "is_langfuse",
+    "is_litellm",
+    "is_span",
+]
+KEYS: Final = frozenset({"startTime", "endTime", "call_type"})
+SESSIONS: Final = ("session_id", "end_user", "user")
+OTHER_CALLS: Final = ("embedding", "image", "transcription", "speech", "moderation", "rerank", "ocr", "vector")
+REDACTED: Final = "redacted-by-litellm"
+
+
+def is_litellm(keys: Mapping[str, object]) -> bool:
+    """Return whether LiteLLM wrote a file, by the keys of its first line."""
+    return keys.keys() >= KEYS
+
+
+class LiteLlmLayout:
+    """One call in each row.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._calls = calls
+        self._num_others = 0
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        others = f" (calls that generate no text, skipped: {self._num_others:,})" if self._num_others else ""
+        return f"LiteLLM's log of calls{others}"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the row's call, if it generates text."""
+        if any(name in str(row["call_type"]) for name in OTHER_CALLS):
+            self._num_others += 1
+            return
+        stated = usage_of(line, row)
+        answer = as_object(row.get("response"))
+        if answer.get("text") == REDACTED:
+            answer = {}
+        detailed = usage_of(line, as_object(answer.get("usage")))
+        metadata = as_object(row.get("metadata"))
+        parameters = as_object(row.get("model_parameters"))
+        failure = failure_of(row) if row.get("status") != "failure" else _failure(row, metadata)
+        if failure is None and str(row.get("cache_hit")).lower() == "true":
+            failure = OTHER_CACHE
+        yield Call(
+            line,
+            self._calls.arrival_s(line, row["startTime"]),
+            self._prompt(line, row),
+            parts_of_answer(answer, self._texts) if answer else None,
+            stated.num_prompt or None,
+            stated.num_answer,
+            detailed.num_thoughts,
+            session=first_named(SESSIONS, row),
+            num_samples=num_samples_of(line, parameters),
+            failure=failure,
+        )
+
+    def _prompt(self, line: Line, row: JsonObject) -> Sequence[Part] | None:
+        body = as_object(row.get("proxy_server_request"))
+        messages = as_list(row.get("messages"))
+        if isinstance(messages, str) and messages not in {REDACTED, "", "{}"}:
+            return prompt_parts(line, {"prompt": messages}, self._texts)
+        if isinstance(messages, dict) and messages:
+            return prompt_parts(line, messages, self._texts)
+        if isinstance(messages, list) and messages:
+            tools = as_object(row.get("model_parameters")).get("tools") or body.get("tools")
+            is_ids = type(messages[0]) is int
+            return prompt_parts(line, {"prompt" if is_ids else "messages": messages, "tools": tools}, self._texts)
+        return prompt_parts(line, body, self._texts) if body else None
+
+
+def _failure(row: JsonObject, metadata: JsonObject) -> str:
+    for each in (row, metadata):
+        code = failure_of({"error": as_object(each.get("error_information"))})
+        if code is not None:
+            return code
+    return "failure"
+
+
+CAMEL: Final = frozenset({"traceId", "type", "startTime"})
+SNAKE: Final = frozenset({"trace_id", "type", "start_time"})
+GENERATION: Final = "GENERATION"
+LANGFUSE_SESSIONS: Final = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
+USAGES: Final = ("usageDetails", "usage_details", "usage")
+TOTAL: Final = "total"
+OUTPUT: Final = "output"
+REASONING: Final = "reasoning"
+LONGEST: Final = 40
+
+
+def is_langfuse(keys: Mapping[str, object]) -> bool:
+    """Return whether a first line is an observation, by its keys."""
+    return keys.keys() >= CAMEL or keys.keys() >= SNAKE
+
+
+class LangfuseLayout:
+    """One observation in each row.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._calls = calls
+        self._num_others = 0
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        others = f" (other observations skipped: {self._num_others:,})" if self._num_others else ""
+        return f"Langfuse's generations{others}"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the row's call, if it is a generation."""
+        if row.get("type") != GENERATION:
+            self._num_others += 1
+            return
+        question, reply = as_list(row.get("input")), as_list(row.get("output"))
+        body = question if isinstance(question, dict) else {"messages": question}
+        if isinstance(question, str):
+            body = {"prompt": question}
+        usage: JsonObject = next((found for key in USAGES if (found := as_object(row.get(key)))), {})
+        num_prompt, num_answer, num_thoughts = _counts(line, usage)
+        is_failed = str(row.get("level")).upper() == "ERROR"
+        message = row.get("statusMessage") or row.get("status_message")
+        yield Call(
+            line,
+            self._calls.arrival_s(line, row.get("startTime", row.get("start_time", ""))),
+            prompt_parts(line, body, self._texts),
+            parts_of_answer(reply, self._texts) if isinstance(reply, dict) else answer_parts(reply, self._texts),
+            num_prompt,
+            num_answer,
+            num_thoughts,
+            session=first_named(LANGFUSE_SESSIONS, row),
+            failure=str(message or "ERROR")[:LONGEST] if is_failed else None,
+            is_answered=reply is not None or bool(num_answer),
+        )
+
+
+def _counts(line: Line, usage: JsonObject) -> tuple[int | None, int | None, int]:
+    """Read input, output and thoughts of a usage; None where it does not count tokens."""
+    counts = {}
+    for kind, value in usage.items():
+        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        if type(number) is int and number >= 0:
+            counts[kind] = number
+        elif isinstance(number, int | float) and not isinstance(number, bool):
+            raise line.fault(f"usage of {kind:.40} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
+    if not counts:
+        return None, None, 0
+    outputs = {kind: number for kind, number in counts.items() if OUTPUT in kind.lower()}
+    num_output = sum(outputs.values())
+    total = counts.pop(TOTAL, None)
+    num_input = (sum(counts.values()) if total is None else total) - num_output
+    return max(0, num_input) or None, num_output, sum(outputs[kind] for kind in outputs if REASONING in kind)
+
+
+CREATED: Final = "request_created_at"
+HELICONE_SESSIONS: Final = ("Helicone-Session-Id",)
+USERS: Final = ("request_user_id", "helicone_user")
+
+
+def is_helicone(keys: Mapping[str, object]) -> bool:
+    """Return whether Helicone wrote a file, by the keys of its first line."""
+    return CREATED in keys
+
+
+class HeliconeLayout:
+    """One request in each row.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._calls = calls
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        return "Helicone's requests"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the row's one call."""
+        body, answer = as_object(row.get("request_body")), as_object(row.get("response_body"))
+        stated = usage_of(line, as_object(answer.get("usage")))
+        if stated.num_prompt is None:
+            outer = usage_of(line, row)
+            stated = Usage(outer.num_prompt or None, outer.num_answer, stated.num_thoughts)
+        properties = as_object(row.get("request_properties"))
+        yield Call(
+            line,
+            self._calls.arrival_s(line, row[CREATED]),
+            prompt_parts(line, body, self._texts),
+            parts_of_answer(answer, self._texts) if answer else None,
+            stated.num_prompt,
+            stated.num_answer,
+            stated.num_thoughts,
+            session=first_named(HELICONE_SESSIONS, properties) or first_named(USERS, row),
+            num_samples=num_samples_of(line, body),
+            failure=failure_of({"status": row.get("response_status")}, {"error": answer.get("error")}),
+            is_answered=bool(answer) or stated.num_answer is not None,
+        )
+
+
+OTLP: Final = "resourceSpans"
+STARTS: Final = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
+TABLE_STARTS: Final = ("Timestamp", "timestamp", "time")
+ATTRIBUTES: Final = ("attributes", "SpanAttributes")
+COLUMN: Final = re.compile(r"(?:(?:attributes|SpanAttributes)\.)?(?P<name>(?:gen_ai|llm|session|user|error)\..+)")
+"""An attribute as a column of a table of spans."""
+GENERATES: Final = frozenset({"chat", "text_completion", "generate_content", "completion"})
+INPUT_COUNTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+OUTPUT_COUNTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+SAMPLES: Final = ("gen_ai.request.choice.count", "gen_ai.request.n")
+SPAN_SESSIONS: Final = ("gen_ai.conversation.id", "session.id", "user.id")
+ERROR_CODE: Final = 2
+"""STATUS_CODE_ERROR of a span's status."""
+NUMBERED: Final = re.compile(r"gen_ai\.(?P<side>prompt|completion)\.(?P<place>\d+)\.(?P<what>role|content)")
+
+
+def is_span(keys: Mapping[str, object]) -> bool:
+    """Return whether a file has spans, by the keys of its first line."""
+    if OTLP in keys or ("attributes" in keys and any(name in keys for name in STARTS)):
+        return True
+    has_columns = any("gen_ai." in name and COLUMN.fullmatch(name) for name in keys)
+    return (has_columns or "SpanAttributes" in keys) and any(name in keys for name in (*STARTS, *TABLE_STARTS))
+
+
+class SpanLayout:
+    """One span in each row, or many.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._tenant_by = reading.tenant_by
+        self._calls = calls
+        self._num_others = 0
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        others = f" (other spans skipped: {self._num_others:,})" if self._num_others else ""
+        return f"OpenTelemetry's spans of generative AI{others}"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the calls of the row's spans that call a model."""
+        for resource, span in _spans(row) if OTLP in row else [({}, row)]:
+            attributes = _all_attributes(span)
+            for event in span.get("events") or ():  # an event may have the contents
+                attributes = {**_attributes(as_object(event).get("attributes")), **attributes}
+            if _is_call(attributes):
+                call = self._call(line, span, attributes)
+                if self._tenant_by is not None:
+                    call.tenant = name_under({**resource, **attributes}, self._tenant_by)
+                yield call
+            else:
+                self._num_others += 1
+
+    def _call(self, line: Line, span: JsonObject, attributes: JsonObject) -> Call:
+        num_samples = _count(line, attributes, SAMPLES) or 1
+        num_answer = _count(line, attributes, OUTPUT_COUNTS)
+        answer = self._answer(attributes)
+        status = as_object(span.get("status"))
+        code = status.get("code", status.get("status_code", span.get("StatusCode", span.get("status.code"))))
+        failure = attributes.get("error.type")
+        if failure is None and code in {ERROR_CODE, "STATUS_CODE_ERROR", "ERROR", "Error"}:
+            failure = status.get("message") or "error"
+        session = next((attributes[key] for key in SPAN_SESSIONS if isinstance(attributes.get(key), str)), None)
+        return Call(
+            line,
+            self._calls.arrival_s(line, next((span[name] for name in (*STARTS, *TABLE_STARTS) if name in span), "")),
+            self._prompt(line, attributes),
+            answer,
+            _count(line, attributes, INPUT_COUNTS),
+            num_answer,
+            session=session[:MAX_SESSION_CHARACTERS] if session else None,
+            num_samples=num_samples,
+            failure=None if failure is None else str(failure)[:LONGEST],
+            is_answered=answer is not None or num_answer is not None,
+        )
+
+    def _prompt(self, line: Line, attributes: JsonObject) -> Sequence[Part] | None:
+        messages = as_list(attributes.get("gen_ai.input.messages", attributes.get("gen_ai.prompt")))
+        messages = _numbered(attributes, "prompt") if messages is None else messages
+        body = {
+            "prompt" if isinstance(messages, str) else "messages": messages,
+            "system": as_list(attributes.get("gen_ai.system_instructions")),
+            "tools": as_list(attributes.get("gen_ai.tool.definitions")),
+        }
+        return prompt_parts(line, body, self._texts)
+
+    def _answer(self, attributes: JsonObject) -> Sequence[Part] | None:
+        reply = as_list(attributes.get("gen_ai.output.messages", attributes.get("gen_ai.completion")))
+        reply = _numbered(attributes, "completion") if reply is None else reply
+        return answer_parts(reply[0] if isinstance(reply, list) and reply else reply or None, self._texts)
+
+
+def _spans(row: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
+    """Yield the spans of a row, each with the attributes of its resource."""
+    for resource in map(as_object, row[OTLP] or ()):
+        of_resource = _attributes(as_object(resource.get("resource")).get("attributes"))
+        for scope in resource.get("scopeSpans") or ():
+            for span in as_object(scope).get("spans") or ():
+                yield of_resource, as_object(span)
+
+
+def _is_call(attributes: JsonObject) -> bool:
+    operation = attributes.get("gen_ai.operation.name")
+    return operation in GENERATES if operation is not None else any(key in attributes for key in OUTPUT_COUNTS)
+
+
+def _attributes(written: object) -> dict[str, Any]:
+    """Read attributes: OTLP's list of keys and values, or an object."""
+    if isinstance(written, dict):
+        return written
+    pairs = (as_object(each) for each in (written if isinstance(written, list) else ()))
+    return {str(pair.get("key")): _value(as_object(pair.get("value"))) for pair in pairs}
+
+
+def _all_attributes(span: JsonObject) -> dict[str, Any]:
+    """Read the attributes of a span: in an object or a list, and as columns of their own."""
+    gathered: dict[str, Any] = {}
+    for name in ATTRIBUTES:
+        gathered |= _attributes(span.get(name))
+    for name, value in span.items():
+        found = COLUMN.fullmatch(name)
+        if found is not None and value is not None:
+            gathered[found["name"]] = value
+    return gathered
+
+
+def _value(value: JsonObject) -> object:
+    """Read an OTLP value: its key is its type."""
+    if "arrayValue" in value:
+        return [_value(as_object(each)) for each in as_object(value["arrayValue"]).get("values") or ()]
+    if "kvlistValue" in value:
+        return _attributes(as_object(value["kvlistValue"]).get("values"))
+    if "intValue" in value:
+        number = value["intValue"]  # a text in JSON
+        return int(number) if isinstance(number, str) and number.isdecimal() else number
+    return next(iter(value.values()), None)
+
+
+def _numbered(attributes: JsonObject, side: str) -> list[dict[str, Any]] | None:
+    """Gather messages whose parts are separate attributes."""
+    messages: dict[int, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        found = NUMBERED.fullmatch(key)
+        if found is not None and found["side"] == side:
+            messages.setdefault(int(found["place"]), {})[found["what"]] = value
+    return [messages[place] for place in sorted(messages)] or None
+
+
+def _count(line: Line, attributes: JsonObject, names: Sequence[str]) -> int | None:
+    for name in names:
+        value = attributes.get(name)
+        if value is not None:
+            value = int(value) if isinstance(value, str) and value.isdecimal() else value  # tables may hold texts
+            if type(value) is not int or value < 0:
+                raise line.fault(f"{name} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
+            return value
+    return None
