@@ -7,6 +7,7 @@ layers: it has a figure of its own.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, final
 
 import torch
@@ -38,6 +39,7 @@ class Workload:
         num_heads, num_key_heads, dims: of the layer; block_size, dtype: of what is stored.
         shared: positions that all rows have in common; is_latent: whether latents are stored.
         counts_work: whether the figure is work a second, rather than bytes.
+        num_layers: layers that a graph answers in turn: more than one where one layer's keys would stay in a cache.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Workload:
     shared: int = 0
     is_latent: bool = False
     counts_work: bool = False
+    num_layers: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -70,10 +73,11 @@ class Workload:
 
 
 WORKLOADS: Final = (
-    Workload("decode, 64 rows of 4,096", 3.5, 64, 4096),
+    Workload("decode, 64 rows of 4,096", 3.8, 64, 4096),
+    Workload("decode, 1 row of 1,104", None, 1, 1104, num_layers=36),
     Workload("decode, 8 rows of 131,072", 3.4, 8, 131_072),
-    Workload("decode, 256 rows of 1,024", 3.3, 256, 1024),
-    Workload("decode, 64 rows of 1,088", 3.0, 64, 1088),
+    Workload("decode, 256 rows of 1,088", 3.6, 256, 1088),
+    Workload("decode, 64 rows of 1,088", 3.6, 64, 1088),
     Workload("decode, 64 rows of 4,096, fp8", 2.8, 64, 4096, dtype=torch.float8_e4m3fn),
     Workload("prompts, 4 of 4,096", 400, 4, 4096, 4096, counts_work=True),
     Workload("a chunk of 2,048 behind 32,768", 300, 1, 34_816, 2048, counts_work=True),
@@ -86,6 +90,8 @@ WORKLOADS: Final = (
 SHARING: Final = Workload("decode, 64 rows of 16,640, all their own", 3.5, 64, 16_640)
 SHARED: Final = 16_384
 TIMES_FASTER: Final = 3.0
+LONGEST_ALONE: Final = 12.0
+"""Microseconds of a layer of one row."""
 
 
 @final
@@ -103,10 +109,11 @@ class Setup:
         size, rows = workload.block_size, workload.num_rows
         own, common = (workload.context - workload.shared) // size, workload.shared // size
         num_blocks = 1 + common + rows * own
+        layers = 1 + workload.num_layers  # the last ones, as those of a pool of many
         shape = (
-            LatentShape(2, workload.dims[0], dtype=workload.dtype)
+            LatentShape(layers, workload.dims[0], dtype=workload.dtype)
             if workload.is_latent
-            else KeyValueShape(2, workload.num_key_heads, *workload.dims, dtype=workload.dtype)
+            else KeyValueShape(layers, workload.num_key_heads, *workload.dims, dtype=workload.dtype)
         )
         self.storage = KVStorage(SpaceConfig((FullAttention(size),), num_blocks), [shape], "cuda")
         fill(self.storage.pool_of(0).device_bytes, workload.dtype)
@@ -117,7 +124,8 @@ class Setup:
         offsets = torch.arange(rows + 1, dtype=torch.int32) * workload.num_queries
         parts = (tables, lengths - workload.num_queries, lengths, offsets)
         self.rows = PagedRows(*(part.contiguous().cuda() for part in parts))
-        self.layer = self._layer()
+        self.layers = [self._layer(number) for number in range(1, layers)]
+        self.layer = self.layers[0]
         self.query = torch.randn(rows * workload.num_queries, workload.num_heads, workload.dims[0], device="cuda")
         self.query = self.query.bfloat16()
         self.out = torch.empty(*self.query.shape[:2], workload.dims[1], device="cuda", dtype=torch.bfloat16)
@@ -144,10 +152,10 @@ class Setup:
         """List the work of the step."""
         self.kernels.list_work(self.work, self.rows, self.workload.block_size)
 
-    def attend(self) -> None:
-        """Answer all queries."""
-        has_prompts = self.workload.num_queries > 1
-        self.kernels.attend_rows(self.work, self.layer, self.rows, self.query, self.out, has_prompts=has_prompts)
+    def attend(self, number: int = 0) -> None:
+        """Answer all queries of a layer."""
+        layer, has_prompts = self.layers[number], self.workload.num_queries > 1
+        self.kernels.attend_rows(self.work, layer, self.rows, self.query, self.out, has_prompts=has_prompts)
 
     def error(self) -> float:
         """Answer over poison; how far some answers are off, of their norm, against float32 written out."""
@@ -159,15 +167,16 @@ class Setup:
 
     def times(self, num_runs: int = NUM_RUNS) -> list[float]:
         """Time the answers of one layer, in microseconds."""
-        return by_graph([self.attend] * RUNS_A_GRAPH, num_runs)
+        runs = [partial(self.attend, number) for number in range(self.workload.num_layers)]
+        return by_graph(runs if len(runs) > 1 else runs * RUNS_A_GRAPH, num_runs)
 
-    def _layer(self) -> PagedLayer:
+    def _layer(self, number: int) -> PagedLayer:
         scale = self.workload.dims[0] ** -0.5
         if self.workload.is_latent:
-            keys = self.storage.latents(0, 1)[:, :, None]
+            keys = self.storage.latents(0, number)[:, :, None]
             return PagedLayer(keys, keys[..., : self.workload.dims[1]], scale)
-        scales = self.storage.scales(0)[1] if self.workload.dtype.itemsize == 1 else (None, None)
-        return PagedLayer(self.storage.keys(0, 1), self.storage.values(0, 1), scale, 0.0, *scales)
+        scales = self.storage.scales(0)[number] if self.workload.dtype.itemsize == 1 else (None, None)
+        return PagedLayer(self.storage.keys(0, number), self.storage.values(0, number), scale, 0.0, *scales)
 
     def _error_of(self, token: int) -> float:
         place, index = divmod(token, self.workload.num_queries)
@@ -202,7 +211,8 @@ def attention_figures() -> Iterator[Figure]:
     for workload in WORKLOADS:
         setup = Setup(workload)
         require_right(setup)
-        yield rate(workload, setup.times())
+        times = setup.times()
+        yield figure(workload.name, times, bar=LONGEST_ALONE) if workload.num_layers > 1 else rate(workload, times)
         if workload is WORKLOADS[0]:
             yield figure("list of work of 64 rows of 4,096, for all layers", by_graph([setup.list_work] * 4, NUM_RUNS))
         del setup

@@ -125,7 +125,7 @@ ATTENTION: dict[str, Any] = {
     "KEY_TILE": 64, "WINDOW": 0, "CHUNK": 0, "SINK_TOKENS": 0, "BLOCK_SIZE": 16, "IS_FAR": False, "KEY_DIM": 128,
     "DIM": 128, "REST": 0, "VALUE_DIM": 128, "VALUE_TILE": 128, "IS_LATENT": False, "HAS_CAP": False,
     "HAS_SINKS": False, "IS_SCALED": False, "scale_step": 0,
-    "PRECISION": "tf32", "ARE_PAIRS": False, "ARE_ALIKE": True, "num_heads": 32,
+    "PRECISION": "tf32", "ARE_PAIRS": False, "MERGED": 2048, "ARE_ALIKE": True, "num_heads": 32,
     "SLOT_TILE": 8, "PLACES": 1024, "FEW": 1, "SPAN_TILES": 4, "MOST_SPANS": 32, "ITEM_TOKENS": 32, "ITEM_KEYS": 64,
     "SHARED_SPAN": 512, "BY_ITEMS": False, "RANK_TILE": 16, "TILE": 128, "LEAST": 1024, "UNIT": 128,
 }  # fmt: skip
@@ -151,7 +151,21 @@ def attention_types(kernel: Any, stored: str, *, are_pairs: bool) -> dict[str, s
     types |= dict.fromkeys(("partials", "sums", "key_scales", "value_scales"), "*fp32")
     types |= dict.fromkeys(("query", "out", "sinks"), "*bf16")
     types |= {"keys": f"*{stored}", "values": "*i16" if are_pairs else f"*{stored}"}
-    pointers = ("tables", "tiles", "items", "counts", "merges", "starts", "seq_lens", "offsets", "shared", "common")
+    pointers = (
+        "tables",
+        "tiles",
+        "items",
+        "counts",
+        "merges",
+        "starts",
+        "finished",
+        "shares_begin",
+        "cut",
+        "seq_lens",
+        "offsets",
+        "shared",
+        "common",
+    )
     return types | dict.fromkeys(pointers, "*i32")
 
 

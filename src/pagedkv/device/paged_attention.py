@@ -20,6 +20,7 @@ device.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple, final
 
 import torch
@@ -28,29 +29,40 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.errors import ConfigurationError
 
 __all__ = [
-    "ENTRY_WORDS",
+    "ITEM_WORDS",
     "LEAST_EXTENT",
     "MERGE_WORDS",
     "MOST_COMMON",
     "NO_PARTIAL",
     "NUM_COUNTS",
     "SEES_ALL",
+    "SPANS",
+    "TILE_WORDS",
     "AttentionTiling",
     "PagedLayer",
     "PagedRows",
     "Reading",
     "WorkList",
+    "num_processors",
     "tiling_for",
 ]
 
-ENTRY_WORDS: Final = 8
-"""Words of a tile: place, first token, number of queries, position of the first query, first key, slot, partial row,
-and 2 * (tiles of its span before it) + (1 if it is the last of its span). Words of an item: place, first token, number
-of queries, position of the first query, first key, end of its keys, partial row, slot."""
+TILE_WORDS: Final = 10
+"""Words of a tile: place, first token, number of queries, position of the first query, first key, state, spans, tiles
+of its queries before it, their number, and the queries of split rows before it. The state is 1 if it is the last of its
+span, plus 2 if it is the first, plus 4 times (1 + partial row of the span). Spans are the slot, ``SPANS`` times the
+number of spans of its queries, and ``SPANS**2`` times the number of those of a shared prefix."""
+ITEM_WORDS: Final = 8
+"""Words of an item: place, first token, number of queries, position of the first query, first key, end of its keys,
+partial row, slot."""
+SPANS: Final = 1024
+"""Factor of the number of spans in a word with it and a slot."""
 NO_PARTIAL: Final = -1
 """Partial row of a result that needs no merging."""
 NUM_COUNTS: Final = 3
 """Counts of a list: tiles, items, merges."""
+ASSUMED_PROCESSORS: Final = 3
+"""Number of multiprocessors assumed for a CPU."""
 SEES_ALL: Final = 2**30
 """Position of queries that see all keys of their item."""
 FEW_HEADS: Final = 16
@@ -171,7 +183,7 @@ class AttentionTiling:
     """
 
     key_tile: int = 128
-    span_tiles: int = 4
+    span_tiles: int = 2
     most_spans: int = 32
     head_tile: int = 32
     warps: int = 4
@@ -208,9 +220,12 @@ class WorkList:
         device: the device of the lists.
 
     Attributes:
-        tiles, items: int32 ``[capacity, ENTRY_WORDS]``; merges: int32 ``[capacity, MERGE_WORDS]``.
+        tiles, items: int32 ``[capacity, words]``; merges: int32 ``[capacity, MERGE_WORDS]``.
         by_items: whether rows of few queries are split into items too, one for each span, for their many heads.
         counts: int32 ``[NUM_COUNTS]``, the numbers of tiles, items and merges.
+        shares_begin: int32 ``[num_shares + 1]``: the first tile of each program's part.
+        cut: int32 ``[few_rows, 2]``: token and number of spans of each query of few whose row has several spans.
+        finished: int32 ``[few_rows, num_heads]``: how many spans of such queries are computed; zero between launches.
         shared: int32 ``[max_places, 2]``: tokens of the prefix that consecutive rows share, and, at the first of these
             rows, their number.
         partials: float32 ``[partial rows, num_heads, value_dim]``; sums: float32 ``[partial rows, num_heads]``, the
@@ -267,24 +282,36 @@ class WorkList:
             num_items += max_places * max(cut.most_chunk_spans, 2 * -(-partials // self.tokens_of_item))
         num_rows = self.chunk_base + max_places * self.chunk_partials
 
+        columns = num_heads // reading.heads_of_key * -(-reading.heads_of_key // max(1, self.head_tile))
+        self.num_shares = max(1, num_processors(torch.device(device)) * cut.programs // columns)
+
         def integers(*sizes: int) -> torch.Tensor:
             return torch.zeros(sizes, dtype=torch.int32, device=device)
 
         try:
-            self.tiles = integers(num_tiles, ENTRY_WORDS)
-            self.items = integers(num_items, ENTRY_WORDS)
-            self.merges = integers(rows + min(max_tokens, max_places * self.chunk_queries), MERGE_WORDS)
+            self.tiles = integers(num_tiles, TILE_WORDS)
+            self.items = integers(num_items, ITEM_WORDS)
+            num_merges = rows * self.by_items + min(max_tokens, max_places * self.chunk_queries)
+            self.merges = integers(1 + num_merges, MERGE_WORDS)
             self.counts = integers(NUM_COUNTS)
+            self.finished = integers(rows, num_heads)
+            self.shares_begin = integers(self.num_shares + 1)
+            self.cut = integers(rows, 2)
             self.shared = integers(max_places, 2)
             self.common = integers(max_places if self.shares else 1)
             self.partials = torch.zeros(num_rows, num_heads, value_dim, device=device)
             self.sums = torch.zeros(num_rows, num_heads, device=device)
         except torch.OutOfMemoryError as problem:
-            nbytes = 4 * (ENTRY_WORDS * (num_tiles + num_items) + num_rows * num_heads * (value_dim + 1))
+            nbytes = 4 * (TILE_WORDS * (num_tiles + num_items) + num_rows * num_heads * (value_dim + 1))
             raise ConfigurationError(
                 f"lists and partial answers of {max_places} rows of {max_length} tokens take {nbytes / 2**30:.1f} GiB, "
                 "more than the device has free: lower max_places or most_spans"
             ) from problem
+
+    @property
+    def head_tile(self) -> int:
+        """Heads of a key head that a program of tiles computes."""
+        return min(self.reading.heads_of_key, self.tiling.head_tile)
 
     @property
     def chunk_tiles(self) -> int:
@@ -302,6 +329,14 @@ class WorkList:
     def tokens_of_item(self) -> int:
         """Most queries of an item."""
         return max(1, self.tiling.query_rows // self.reading.heads_of_key)
+
+
+@lru_cache
+def num_processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a device; on a CPU a small number, for tests."""
+    if device.type == "cpu":
+        return ASSUMED_PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
@@ -332,7 +367,7 @@ def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
         )
     if widest <= MIDDLE:
         if layer.keys.dtype.itemsize == 1:
-            return AttentionTiling(span_tiles=16, warps=2, programs=4)
+            return AttentionTiling(span_tiles=8, warps=2, programs=4)
         return AttentionTiling()
     if layer.is_read_once and reading.heads_of_key <= FEW_HEADS:
         return AttentionTiling(

@@ -54,6 +54,7 @@ def answer(case: Case, work: WorkList, sinks: torch.Tensor | None = None) -> tor
     kernels.list_work(work, case.rows, case.memory.block_size)
     kernels.attend_rows(work, case.layer, case.rows, case.query, out, sinks)
     assert out[len(case.query) :].isnan().all(), "tokens of no row were written"
+    assert not work.finished.any(), "the next layer would begin to count from there"
     return out[: len(case.query)]
 
 
@@ -192,6 +193,18 @@ def test_a_rows_answer_does_not_depend_on_the_others(name: str, few: int) -> Non
             assert same_bytes(found, together[token : token + stop - start]), (start, stop)
 
 
+@pytest.mark.parametrize("few", [1, 3])
+def test_steps_without_chunks_need_no_other_kernel(few: int) -> None:
+    """What rows of few queries answer is the same, bit by bit, whether the kernels of chunks are launched or not."""
+    ranges = ((85, 85 + few), (0, 1), (5, 5), (126, 126 + few), (15, 16))
+    case = make_case(ranges, Memory(), device=KERNEL_DEVICE)
+    work, kernels = work_of(case, Reading(2), few=few), kernels_for(KERNEL_DEVICE, "triton")
+    expected, out = answer(case, work), torch.full_like(case.query, torch.nan)
+    kernels.attend_rows(work, case.layer, case.rows, case.query, out, has_prompts=False)
+    assert same_bytes(out, expected)
+    assert work.counts[2] == 0, "nothing is left to merge"
+
+
 def test_a_list_serves_other_steps() -> None:
     """Lists and partial answers are overwritten, nothing of a longer step shows in a shorter one."""
     long = make_case(RAGGED, Memory(), device=KERNEL_DEVICE)
@@ -280,6 +293,8 @@ def test_lists_are_the_plain_ones(name: str, heads_of_key: int, shares: bool) ->
         assert fast == plain, array
         assert count < len(getattr(both[0], array)), "the list is as long as it can be"
     assert both[1].shared[: len(ranges)].tolist() == both[0].shared[: len(ranges)].tolist()
+    assert both[1].shares_begin.tolist() == both[0].shares_begin.tolist()
+    assert both[1].cut.tolist() == both[0].cut.tolist()
 
 
 if not IS_INTERPRETED:  # which has not the memory of a GPU

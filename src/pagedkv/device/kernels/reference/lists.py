@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pagedkv.device.paged_attention import MOST_COMMON, NO_PARTIAL, SEES_ALL, PagedRows, WorkList
+from pagedkv.device.paged_attention import MOST_COMMON, NO_PARTIAL, SEES_ALL, SPANS, PagedRows, WorkList
 
 __all__ = ["list_work"]
 
@@ -26,36 +26,48 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
     prompts: list[list[int]] = []
     items: list[list[int]] = []
     merges: list[list[int]] = []
-    num_few = 0
+    cut: list[list[int]] = []
     for place, (start, stop, token) in enumerate(ranges):
         common, num_sharing = work.shared[place].tolist()
         row = (place, start, stop, token)
         shared_width = _width(common, work.tiling.shared_span, MOST_COMMON)
         num_shared = -(-common // shared_width)
-        items += _shared_items(work, place, token, (common, shared_width, num_sharing), num_few)
+        items += _shared_items(work, place, token, (common, shared_width, num_sharing), len(cut))
         if 0 < stop - start <= work.few_queries:
-            mine, num_spans = _tiles(work, row, common, num_shared, num_few)
+            mine, num_spans = _tiles(work, row, common, num_shared, len(cut))
+            merged = _merges(token, stop - start, num_spans, len(cut), work.few_rows)
+            cut += [each[:2] for each in merged]
             if work.by_items:
                 items += _items_of_spans(work, mine)
+                merges += merged
             else:
                 tiles += mine
-            if num_spans > 1:
-                merges += [[token + index, num_spans, num_few + index, work.few_rows] for index in range(stop - start)]
-                num_few += stop - start
         elif start < stop <= start + work.chunk_queries:
             first_row = work.chunk_base + place * work.chunk_partials
             mine, num_spans = _items_of_chunk(work, row, first_row)
             items += mine
-            if num_spans > 1:
-                count = stop - start
-                merges += [[token + index, num_spans, first_row + index, count] for index in range(count)]
+            merges += _merges(token, stop - start, num_spans, first_row, stop - start)
         elif start < stop:
             prompts += _items(work, row)
     prompts.sort(key=lambda item: (-item[5], item[0]))  # the longest first, to balance the work
     items = prompts + items
-    for array, entries in ((work.tiles, tiles), (work.items, items), (work.merges, merges)):
+    for array, entries in ((work.tiles, tiles), (work.items, items), (work.merges, merges), (work.cut, cut)):
         _fill(array, entries)
     work.counts.copy_(torch.tensor([len(tiles), len(items), len(merges)]))
+    work.shares_begin.copy_(torch.tensor([*_begins(work.num_shares, tiles), len(tiles)]))
+
+
+def _merges(token: int, count: int, num_spans: int, first_row: int, apart: int) -> list[list[int]]:
+    return [[token + index, num_spans, first_row + index, apart] for index in range(count)] if num_spans > 1 else []
+
+
+def _begins(num_shares: int, tiles: list[list[int]]) -> list[int]:
+    """Divide tiles into equal shares that begin where spans do."""
+    begins = [len(tiles) * share // num_shares for share in range(num_shares)]
+    for share in range(num_shares if tiles else 0):
+        while not tiles[begins[share]][5] & 2:
+            begins[share] -= 1
+    return begins
 
 
 def _fill(array: torch.Tensor, entries: Sequence[Sequence[int]]) -> None:
@@ -86,6 +98,8 @@ def _tiles(
         for index, number in enumerate(numbers):
             back = index % width
             is_last = back == width - 1 or index == len(numbers) - 1
+            slot = num_shared + index // width
+            span_row = slot * work.few_rows + merge + before if num_spans > 1 else NO_PARTIAL
             tiles.append(
                 [
                     place,
@@ -93,9 +107,11 @@ def _tiles(
                     min(work.tokens_of_tile, count - before),
                     start + before,
                     number * cut.key_tile,
-                    num_shared + index // width,
-                    merge + before if num_spans > 1 else NO_PARTIAL,
-                    2 * back + is_last,
+                    is_last + 2 * (back == 0) + 4 * (1 + span_row),
+                    slot + SPANS * num_spans + SPANS * SPANS * num_shared,
+                    index,
+                    len(numbers),
+                    merge + (before if num_spans > 1 else 0),
                 ]
             )
     return tiles, num_spans
@@ -132,12 +148,14 @@ def _items_of_chunk(work: WorkList, row: tuple[int, int, int, int], first_row: i
 
 def _items_of_spans(work: WorkList, tiles: list[list[int]]) -> list[list[int]]:
     """Make one item from the tiles of each span; the item has all queries of the row."""
-    ends = [tile for tile in tiles if tile[7] % 2]
-    key_tile = work.tiling.key_tile
-    items = []
-    for place, token, num_queries, position, key, slot, partial, state in ends:
-        end = min(key + key_tile, position + num_queries)
-        items.append([place, token, num_queries, position, key - state // 2 * key_tile, end, partial, slot])
+    key_tile, items = work.tiling.key_tile, []
+    for place, token, num_queries, position, key, state, spans, _, _, few_row in tiles:
+        if state & 2:
+            first_key = key
+        if state & 1:
+            end, slot = min(key + key_tile, position + num_queries), spans % SPANS
+            partial = few_row if state // 4 else NO_PARTIAL
+            items.append([place, token, num_queries, position, first_key, end, partial, slot])
     return items
 
 

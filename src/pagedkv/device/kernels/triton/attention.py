@@ -26,10 +26,11 @@ def attend_rows(
     if query.shape[0] == 0 or rows.starts.shape[0] == 0:
         return
     launch = Launch.of(work, layer, query, sinks)
-    if not work.by_items:
-        attend_tiles(work, layer, rows, query, out, sinks, launch)
     if latents.can_serve(work, layer, query, sinks):
         latents.attend_latent_items(work, layer, rows, query, out, launch)
     elif has_prompts or work.shares or work.by_items:
         attend_items(work, layer, rows, query, out, sinks, launch)
-    merge_spans(work, out, sinks, launch)
+    if not work.by_items:  # after the items, since it merges the partial answers of shared prefixes too
+        attend_tiles(work, layer, rows, query, out, sinks, launch)
+    if work.by_items or (has_prompts and work.chunk_queries):
+        merge_spans(work, out, sinks, launch)

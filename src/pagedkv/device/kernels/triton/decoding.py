@@ -2,8 +2,17 @@
 
 A program computes a part of the list for one key head. Its loop runs over tiles, not over rows: the first keys of the
 next row are loaded while the last keys of this row are multiplied, so no row begins with a wait. Parts end at ends of
-spans, so the answer of a span does not depend on its program.
+spans, so the answer of a span does not depend on its program. After its part a program merges the rows whose spans are
+complete. A row of which several programs have spans is merged by the last of them::
+
+    spans of rows     | A0 A1 A2 A3 | B0 B1 B2 | C0 C1 C2 C3 |
+    programs          | 0     | 1                 | 2        |
+    merged by         A: 0 or 1, B: 1, C: 1 or 2, whichever ends last
+
+Which one it is does not show: spans are merged in their order. Waiting for nobody, programs may run in any order.
 """
+
+from typing import Final
 
 import torch
 import triton
@@ -14,8 +23,9 @@ from pagedkv.device.kernels.triton.launching import Launch
 from pagedkv.device.kernels.triton.overlapping import launch_options
 from pagedkv.device.kernels.triton.scores import capped, divisor, is_seen, may_be_seen, share_beside_sink, weigh
 from pagedkv.device.paged_attention import (
-    ENTRY_WORDS as ENTRY_WORDS_,
     NO_PARTIAL as NO_PARTIAL_,
+    SPANS as SPANS_,
+    TILE_WORDS as TILE_WORDS_,
     PagedLayer,
     PagedRows,
     WorkList,
@@ -23,9 +33,13 @@ from pagedkv.device.paged_attention import (
 
 __all__ = ["attend_tiles"]
 
-ENTRY_WORDS = tl.constexpr(ENTRY_WORDS_)
+TILE_WORDS = tl.constexpr(TILE_WORDS_)
 NO_PARTIAL = tl.constexpr(NO_PARTIAL_)
+SPANS = tl.constexpr(SPANS_)
 SHRUNK = tl.constexpr(16.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
+MERGED_OF_WARP: Final = 512
+"""Elements of answers that a warp merges at once; with twice as many the partial answers do not fit into registers."""
 
 
 def attend_tiles(
@@ -39,26 +53,25 @@ def attend_tiles(
 ) -> None:
     """Compute attention of a list's tiles."""
     cut, heads_of_key, num_key_heads = work.tiling, work.reading.heads_of_key, layer.keys.shape[2]
-    head_tile = min(heads_of_key, cut.head_tile)
+    head_tile, tile_tokens = work.head_tile, work.tokens_of_tile
     head_parts = triton.cdiv(heads_of_key, head_tile)
-    columns = num_key_heads * head_parts
-    tile_tokens = work.tokens_of_tile
-    shares = max(1, launch.num_processors * cut.programs // columns)
     # Values of eight bits are read in pairs: tensor cores need them by columns, and loads of single bytes are slow.
     are_pairs = (
         layer.values.dtype.itemsize == 1 and not launch.constants["IS_LATENT"] and layer.values.shape[3] % 2 == 0
     )
     values = layer.values.view(torch.int16) if are_pairs else layer.values
-    _tiles_kernel[(columns * shares,)](
+    _tiles_kernel[(num_key_heads * head_parts * work.num_shares,)](
         query,
         layer.keys,
         values,
         out,
         work.partials,
         work.sums,
+        work.finished,
         rows.block_tables,
         work.tiles,
-        work.counts,
+        work.shares_begin,
+        work.cut,
         query if sinks is None else sinks,
         *launch.scales,
         *query.stride()[:2],
@@ -77,6 +90,7 @@ def attend_tiles(
         ROWS=max(16, triton.next_power_of_2(head_tile * tile_tokens)),
         KEY_TILE=cut.key_tile,
         ARE_PAIRS=are_pairs,
+        MERGED=MERGED_OF_WARP * cut.warps,
         **launch.constants,
         num_warps=cut.warps,
         num_stages=cut.stages,
@@ -92,9 +106,11 @@ def _tiles_kernel(
     out,
     partials,
     sums,
+    finished,
     tables,
     tiles,
-    counts,
+    shares_begin,
+    cut,
     sinks,
     key_scales,
     value_scales,
@@ -120,6 +136,7 @@ def _tiles_kernel(
     ROWS: tl.constexpr,
     KEY_TILE: tl.constexpr,
     ARE_PAIRS: tl.constexpr,
+    MERGED: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     SINK_TOKENS: tl.constexpr,
@@ -143,14 +160,9 @@ def _tiles_kernel(
         gdc_wait()
     columns: tl.constexpr = num_key_heads * HEAD_PARTS
     column = tl.program_id(0) % columns
-    share = (tl.program_id(0) // columns).to(tl.int64)
-    num_shares = tl.num_programs(0) // columns
     key_head = (column // HEAD_PARTS).to(tl.int64)
-    num_tiles = tl.load(counts)
-    begin = (num_tiles * share // num_shares).to(tl.int32)
-    end = (num_tiles * (share + 1) // num_shares).to(tl.int32)
-    begin -= tl.load(tiles + begin.to(tl.int64) * ENTRY_WORDS + 7, mask=begin < num_tiles, other=0) >> 1
-    end -= tl.load(tiles + end.to(tl.int64) * ENTRY_WORDS + 7, mask=end < num_tiles, other=0) >> 1
+    share = shares_begin + tl.program_id(0) // columns
+    begin, end = tl.load(share), tl.load(share + 1)
 
     row = tl.arange(0, ROWS)
     query_index = row // HEAD_TILE
@@ -215,7 +227,7 @@ def _tiles_kernel(
         seen = is_seen(key[None, :], (position + query_index)[:, None], WINDOW, CHUNK, SINK_TOKENS)
         scores = tl.where(seen & is_key[None, :], scores, float("-inf"))
 
-        is_first = state < 2
+        is_first = state // 2 % 2 == 1
         largest = tl.where(is_first, float("-inf"), largest)
         total = tl.where(is_first, 0.0, total)
         answer = tl.where(is_first, 0.0, answer)
@@ -243,9 +255,7 @@ def _tiles_kernel(
             answer = tl.dot(weights.to(asked.dtype), held.to(asked.dtype), answer, input_precision=PRECISION)
 
         if state % 2 == 1:
-            entry = tiles + number * ENTRY_WORDS
-            slot = tl.load(entry + 5)
-            partial = tl.load(entry + 6)
+            partial = state // 4 - 1
             is_answer = is_row[:, None] & (value_dim < VALUE_DIM)[None, :]
             factor = 1.0 / tl.where(total == 0.0, 1.0, total)
             if HAS_SINKS:
@@ -258,7 +268,7 @@ def _tiles_kernel(
                 target = out + ((token.to(tl.int64) + query_index) * out_n + head * out_h)[:, None] + value_dim[None, :]
                 tl.store(target, scaled.to(out.dtype.element_ty), mask=is_answer)
             else:
-                at = (slot.to(tl.int64) * partial_rows + partial + query_index) * (num_key_heads * HEADS_OF_KEY) + head
+                at = (partial.to(tl.int64) + query_index) * (num_key_heads * HEADS_OF_KEY) + head
                 tl.store(partials + at[:, None] * VALUE_DIM + value_dim[None, :], scaled, mask=is_answer)
                 tl.store(sums + at, divisor(largest, total), mask=is_row)
 
@@ -278,19 +288,146 @@ def _tiles_kernel(
             KEY_TILE,
         )
 
+    if begin < end:
+        _merge_rows(
+            out,
+            partials,
+            sums,
+            finished + column,
+            tiles,
+            cut,
+            sinks,
+            begin,
+            end,
+            key_head * HEADS_OF_KEY,
+            column % HEAD_PARTS * HEAD_TILE,
+            out_n,
+            out_h,
+            partial_rows,
+            columns,
+            num_key_heads * HEADS_OF_KEY,
+            HEADS_OF_KEY,
+            HEAD_TILE,
+            VALUE_DIM,
+            VALUE_TILE,
+            MERGED,
+            HAS_SINKS,
+        )
+
+
+@triton.jit(noinline=True)
+def _merge_rows(
+    out,
+    partials,
+    sums,
+    counters,
+    tiles,
+    cut,
+    sinks,
+    begin,
+    end,
+    first_head,
+    first_of_key,
+    out_n,
+    out_h,
+    partial_rows,
+    columns: tl.constexpr,
+    num_heads: tl.constexpr,
+    HEADS_OF_KEY: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    MERGED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Merge the queries of a part whose spans are complete.
+
+    A function that is called: compiled into the kernel, it made the loop over tiles 7 % slower.
+    """
+    tl.debug_barrier()  # all threads have stored their partial answers
+    # Other programs may have spans of the queries at both ends of the part; those between are complete.
+    entry, last_entry = tiles + begin * TILE_WORDS, tiles + (end - 1) * TILE_WORDS
+    num_queries, spans, index, count, first = _read_span(entry)
+    last_queries, last_spans, last_index, last_count, last = _read_span(last_entry)
+    last_first = end - 1 - last_index
+    stop = last + tl.where(last_spans // SPANS % SPANS > 1, last_queries, 0)
+    if (last_first > begin) & (last_first + last_count > end):
+        num_done = last_spans % SPANS - last_spans // (SPANS * SPANS) + 1
+        if not _complete(counters + last * columns, num_done, last_spans):
+            stop = last
+    if (index > 0) | (begin - index + count > end):
+        last_slot = spans // SPANS % SPANS - 1
+        if begin - index + count >= end:
+            last_slot = last_spans % SPANS
+        if not _complete(counters + first * columns, last_slot - spans % SPANS + 1, spans):
+            first += num_queries
+    heads: tl.constexpr = triton.next_power_of_2(HEAD_TILE)
+    at_once: tl.constexpr = MERGED // (heads * VALUE_TILE) if heads * VALUE_TILE < MERGED else 1
+    slots: tl.constexpr = 8 if heads * VALUE_TILE <= MERGED else 1
+    lane = tl.arange(0, at_once * heads)
+    head_of_key = first_of_key + lane % heads
+    head = first_head + head_of_key
+    value_dim = tl.arange(0, VALUE_TILE)
+    for number in range(first, stop, at_once):
+        query = number + lane // heads
+        is_query = (lane % heads < HEAD_TILE) & (head_of_key < HEADS_OF_KEY) & (query < stop)
+        is_value = is_query[:, None] & (value_dim < VALUE_DIM)[None, :]
+        token = tl.load(cut + 2 * query, mask=is_query, other=0).to(tl.int64)
+        num_spans = tl.load(cut + 2 * query + 1, mask=is_query, other=0)
+        largest = tl.full([at_once * heads], float("-inf"), tl.float32)
+        total = tl.zeros([at_once * heads], tl.float32)
+        if HAS_SINKS:
+            largest = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
+            total += 1.0
+        answer = tl.zeros([at_once * heads, VALUE_TILE], tl.float32)
+        for slot in range(0, tl.max(num_spans, 0), slots):
+            for more in tl.static_range(slots):  # loads of all of them begin before the first is used
+                is_span = is_query & (slot + more < num_spans)
+                at = ((slot + more) * partial_rows + query) * num_heads + head
+                # Not from the first-level cache, into which other processors do not write.
+                under = tl.load(sums + at, mask=is_span, other=float("-inf"), cache_modifier=".cg")
+                part_at = partials + at[:, None] * VALUE_DIM + value_dim[None, :]
+                part = tl.load(part_at, mask=is_value & is_span[:, None], other=0.0, cache_modifier=".cg")
+                now = tl.maximum(largest, under)
+                base = tl.where(now == float("-inf"), 0.0, now)
+                weight = tl.exp2(under - base)
+                before = tl.exp2(largest - base)
+                total = total * before + weight
+                answer = answer * before[:, None] + part * weight[:, None]
+                largest = now
+        answer /= tl.where(total == 0.0, 1.0, total)[:, None]
+        target = out + (token * out_n + head * out_h)[:, None] + value_dim[None, :]
+        tl.store(target, answer.to(out.dtype.element_ty), mask=is_value)
+
+
+@triton.jit
+def _complete(counter, num_done, spans):
+    """Count spans that this program has stored; return whether all spans of their queries are stored by now."""
+    num_before = tl.atomic_add(counter, num_done, sem="acq_rel")
+    is_complete = num_before + num_done == spans // SPANS % SPANS - spans // (SPANS * SPANS)
+    if is_complete:
+        tl.store(counter, 0)  # for the next layer
+    return is_complete
+
 
 @triton.jit
 def _read(tiles, number):
     """Load the words of a tile that its loads need, and whether it ends a span."""
-    entry = tiles + number.to(tl.int64) * ENTRY_WORDS
+    entry = tiles + number.to(tl.int64) * TILE_WORDS
     return (
         tl.load(entry),
         tl.load(entry + 1),
         tl.load(entry + 2),
         tl.load(entry + 3),
         tl.load(entry + 4),
-        tl.load(entry + 7),
+        tl.load(entry + 5),
     )
+
+
+@triton.jit
+def _read_span(entry):
+    """Load the words of a tile on its queries: their number, spans, tiles before it, all tiles, place among the cut."""
+    return tl.load(entry + 2), tl.load(entry + 6), tl.load(entry + 7), tl.load(entry + 8), tl.load(entry + 9)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from pagedkv.device.kernels.triton.launching import Launch, are_tokens_far
 from pagedkv.device.paged_attention import (
-    ENTRY_WORDS as ENTRY_WORDS_,
+    ITEM_WORDS as ITEM_WORDS_,
     NO_PARTIAL as NO_PARTIAL_,
     PagedLayer,
     PagedRows,
@@ -33,7 +33,7 @@ from pagedkv.device.paged_attention import (
 
 __all__ = ["attend_latent_items", "can_serve"]
 
-ENTRY_WORDS = tl.constexpr(ENTRY_WORDS_)
+ITEM_WORDS = tl.constexpr(ITEM_WORDS_)
 NO_PARTIAL = tl.constexpr(NO_PARTIAL_)
 ROWS: Final = 64
 KEY_TILE: Final = 64
@@ -185,7 +185,7 @@ def latent_kernel(
         if turn % 2 == 1:
             seat = num_programs - 1 - seat
         number = turn * num_programs + seat
-        entry = items + number // HEAD_PARTS * ENTRY_WORDS
+        entry = items + number // HEAD_PARTS * ITEM_WORDS
         part = number % HEAD_PARTS
         place = gl.load(entry)
         token = gl.load(entry + 1).to(gl.int64)

@@ -1,7 +1,6 @@
 """Arguments that all launches of attention kernels share, derived from a layer's parameters."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import e, log2
 from typing import Final
 
@@ -9,12 +8,10 @@ import torch
 import triton
 
 from pagedkv.device.kernels.triton.overlapping import may_overlap
-from pagedkv.device.paged_attention import LEAST_EXTENT, PagedLayer, WorkList
+from pagedkv.device.paged_attention import LEAST_EXTENT, PagedLayer, WorkList, num_processors
 
 __all__ = ["Launch", "are_tokens_far"]
 
-ASSUMED_PROCESSORS: Final = 3
-"""Number of processors assumed for a CPU."""
 FAR: Final = 2**31
 """From this number of elements on, offsets need more than 32 bits."""
 
@@ -67,16 +64,9 @@ class Launch:
             "PRECISION": "ieee" if query.dtype is torch.float32 else "tf32",
             "OVERLAPS": overlaps,
         }
-        return cls(_num_processors(query.device), overlaps, layer.scale * log2(e), scales, constants)
+        return cls(num_processors(query.device), overlaps, layer.scale * log2(e), scales, constants)
 
 
 def are_tokens_far(layer: PagedLayer) -> bool:
     """Return whether offsets of a block's tokens need 64 bits, as in layouts with N before B."""
     return (layer.keys.shape[1] - 1) * max(layer.keys.stride(1), layer.values.stride(1)) >= FAR
-
-
-@lru_cache
-def _num_processors(device: torch.device) -> int:
-    if device.type == "cpu":
-        return ASSUMED_PROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count

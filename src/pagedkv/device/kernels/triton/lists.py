@@ -11,22 +11,26 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedkv.device.kernels.triton.overlapping import launch_options, may_overlap
 from pagedkv.device.paged_attention import (
-    ENTRY_WORDS as ENTRY_WORDS_,
+    ITEM_WORDS as ITEM_WORDS_,
     MERGE_WORDS as MERGE_WORDS_,
     MOST_COMMON as MOST_COMMON_,
     NO_PARTIAL as NO_PARTIAL_,
     SEES_ALL as SEES_ALL_,
+    SPANS as SPANS_,
+    TILE_WORDS as TILE_WORDS_,
     PagedRows,
     WorkList,
 )
 
 __all__ = ["list_work"]
 
-ENTRY_WORDS = tl.constexpr(ENTRY_WORDS_)
+ITEM_WORDS = tl.constexpr(ITEM_WORDS_)
+TILE_WORDS = tl.constexpr(TILE_WORDS_)
 MERGE_WORDS = tl.constexpr(MERGE_WORDS_)
 MOST_COMMON = tl.constexpr(MOST_COMMON_)
 NO_PARTIAL = tl.constexpr(NO_PARTIAL_)
 SEES_ALL = tl.constexpr(SEES_ALL_)
+SPANS = tl.constexpr(SPANS_)
 TILE: Final = 128
 WIDTH_TILE: Final = 512
 RANK_TILE: Final = 16
@@ -74,9 +78,12 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
         work.items,
         work.merges,
         work.counts,
+        work.shares_begin,
+        work.cut,
         num_places,
         work.few_rows,
         work.chunk_base,
+        work.num_shares,
         PLACES=triton.next_power_of_2(work.max_places),
         WINDOW=reading.window,
         CHUNK=reading.chunk,
@@ -253,9 +260,12 @@ def _list_kernel(
     items,
     merges,
     counts,
+    shares_begin,
+    cut,
     num_places,
     few_rows,
     chunk_base,
+    num_shares,
     PLACES: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -334,8 +344,10 @@ def _list_kernel(
         MOST_CHUNK_SPANS,
         CHUNK_PARTIALS,
     )
-    num_merges = num_few + num_chunk
-    merge_base = few_base + of_chunks
+    is_cut = num_few + num_chunk > 0
+    num_merges, merge_base = num_chunk, of_chunks
+    if BY_ITEMS:
+        num_merges, merge_base = num_few + num_chunk, few_base + of_chunks
     if place == num_places - 1:
         tl.store(counts, tile_base + num_tiles)
         tl.store(counts + 1, item_base + num_items)
@@ -346,6 +358,7 @@ def _list_kernel(
     shared_spans = (common + shared_width - 1) // shared_width
     count = stop - start
     # The partial rows of a row: where its first span is, and how far the next one is from it.
+    num_spans = (key_tiles + width - 1) // width + shared_spans
     is_chunk = num_chunk > 0
     partial_base = tl.where(is_chunk, chunk_base + place * CHUNK_PARTIALS, few_base)
     for begin in range(0, num_tiles, TILE):
@@ -355,21 +368,38 @@ def _list_kernel(
         number = tl.where(tile < num_sink_tiles, tile, first + tile - num_sink_tiles)
         back = tile % width
         is_last = (back == width - 1) | (tile == key_tiles - 1)
-        partial = tl.where(num_merges > 0, partial_base + queries_before, NO_PARTIAL)
-        entry = tiles + (tile_base + index).to(tl.int64) * ENTRY_WORDS
+        slot = shared_spans + tile // width
+        row_of_span = tl.where(is_cut, slot * few_rows + partial_base + queries_before, NO_PARTIAL)
+        state = is_last.to(tl.int32) + 2 * (back == 0).to(tl.int32) + 4 * (1 + row_of_span)
+        entry = tiles + (tile_base + index).to(tl.int64) * TILE_WORDS
         is_mine = index < num_tiles
         tl.store(entry, place + index * 0, mask=is_mine)
         tl.store(entry + 1, token + queries_before, mask=is_mine)
         tl.store(entry + 2, tl.minimum(count - queries_before, TILE_TOKENS), mask=is_mine)
         tl.store(entry + 3, start + queries_before, mask=is_mine)
         tl.store(entry + 4, number * KEY_TILE, mask=is_mine)
-        tl.store(entry + 5, shared_spans + tile // width, mask=is_mine)
-        tl.store(entry + 6, partial, mask=is_mine)
-        tl.store(entry + 7, back * 2 + is_last.to(tl.int32), mask=is_mine)
+        tl.store(entry + 5, state, mask=is_mine)
+        tl.store(entry + 6, slot + SPANS * num_spans + SPANS * SPANS * shared_spans, mask=is_mine)
+        tl.store(entry + 7, tile, mask=is_mine)
+        tl.store(entry + 8, key_tiles + tile * 0, mask=is_mine)
+        tl.store(entry + 9, few_base + tl.where(is_cut, queries_before, 0), mask=is_mine)
+    for begin in range(0, num_few, TILE):
+        index = begin + tl.arange(0, TILE)
+        tl.store(cut + 2 * (few_base + index), token + index, mask=index < num_few)
+        tl.store(cut + 2 * (few_base + index) + 1, num_spans + index * 0, mask=index < num_few)
+    # Of all tiles each share takes as many, and begins where a span does.
+    num_all = tl.sum(all_tiles, 0).to(tl.int64)
+    num_after = tl.where(place == num_places - 1, 1, 0)  # where the last share ends
+    for begin in range(0, num_shares + 1, TILE):
+        share = begin + tl.arange(0, TILE)
+        tile = (num_all * share // num_shares).to(tl.int32)
+        within = tile - tile_base
+        back = tl.where(within < num_tiles, within % tl.maximum(key_tiles, 1) % width, 0)
+        is_mine = (within >= 0) & (within < num_tiles + num_after) & (share <= num_shares)
+        tl.store(shares_begin + share, tile - back, mask=is_mine)
     for begin in range(0, num_merges, TILE):
         index = begin + tl.arange(0, TILE)
         entry = merges + (merge_base + index) * MERGE_WORDS
-        num_spans = (key_tiles + width - 1) // width + shared_spans
         tl.store(entry, token + index, mask=index < num_merges)
         tl.store(entry + 1, num_spans + index * 0, mask=index < num_merges)
         tl.store(entry + 2, partial_base + index, mask=index < num_merges)
@@ -386,7 +416,7 @@ def _list_kernel(
             all_starts[None, :], all_stops[None, :], all_prompts[None, :], tl.where(is_first, end - 1, end), ITEM_TOKENS
         )
         others = tl.sum(tl.where((at == place)[None, :], 0, ends_later), 1)
-        entry = items + (others + num_prompts - 1 - index).to(tl.int64) * ENTRY_WORDS
+        entry = items + (others + num_prompts - 1 - index).to(tl.int64) * ITEM_WORDS
         _write_item(
             entry,
             index < num_prompts,
@@ -412,7 +442,7 @@ def _list_kernel(
         own_key = (first + part * width) * KEY_TILE
         own_end = tl.minimum(own_key + width * KEY_TILE, position + taken)
         _write_item(
-            items + (item_base + index).to(tl.int64) * ENTRY_WORDS,
+            items + (item_base + index).to(tl.int64) * ITEM_WORDS,
             index < num_items,
             place,
             token + queries_before,
@@ -420,7 +450,7 @@ def _list_kernel(
             position,
             tl.where(is_own, own_key, part * shared_width),
             tl.where(is_own, own_end, tl.minimum(part * shared_width + shared_width, common)),
-            tl.where(num_merges > 0, partial_base + queries_before + part * num_chunk, NO_PARTIAL),
+            tl.where(is_cut, partial_base + queries_before + part * num_chunk, NO_PARTIAL),
             tl.where(is_chunk, 0, part + tl.where(is_own, shared_spans, 0)),
         )
 

@@ -14,7 +14,7 @@ from pagedkv.device.kernels.triton.launching import Launch
 from pagedkv.device.kernels.triton.overlapping import launch_options
 from pagedkv.device.kernels.triton.scores import capped, divisor, is_seen, may_be_seen, share_beside_sink, weigh
 from pagedkv.device.paged_attention import (
-    ENTRY_WORDS as ENTRY_WORDS_,
+    ITEM_WORDS as ITEM_WORDS_,
     NO_PARTIAL as NO_PARTIAL_,
     PagedLayer,
     PagedRows,
@@ -23,7 +23,7 @@ from pagedkv.device.paged_attention import (
 
 __all__ = ["attend_items"]
 
-ENTRY_WORDS = tl.constexpr(ENTRY_WORDS_)
+ITEM_WORDS = tl.constexpr(ITEM_WORDS_)
 NO_PARTIAL = tl.constexpr(NO_PARTIAL_)
 
 
@@ -147,7 +147,7 @@ def _items_kernel(
     for turn in range(rounds):
         seat = tl.where(turn % 2 == 0, tl.program_id(0), num_programs - 1 - tl.program_id(0))
         number = turn * num_programs + seat
-        entry = items + number // columns * ENTRY_WORDS
+        entry = items + number // columns * ITEM_WORDS
         column = number % columns
         key_head = (column // HEAD_PARTS).to(tl.int64)
         place = tl.load(entry)
