@@ -105,6 +105,9 @@ def test_drafts_are_replayed_as_well() -> None:
     compare(requests, references)
     assert 0 < sum(record.num_accepted for record in records) < sum(record.num_drafted for record in records)
     assert llm.core.capture_state.num_graphs >= 3
+    captured = llm.core._parts.runner._captured
+    assert captured is not None
+    assert {kind.has_chunks for kind in captured._graphs} == {False, True}, "steps without chunks have their own"
 
 
 def test_answers_with_log_probabilities_of_their_prompts_are_run_call_by_call() -> None:
@@ -133,14 +136,15 @@ def test_an_engine_says_what_is_replayed() -> None:
 def recording_otherwise(replay: Callable[[Recorder], CapturedPasses]) -> list[Otherwise]:
     """Let an engine replay recordings that answer otherwise than their calls, and list them."""
     made: list[Otherwise] = []
+    passes: list[CapturedPasses] = []
 
     def record(calls: Callable[[], None]) -> Recording:
-        made.append(Otherwise(calls))
+        made.append(Otherwise(calls, logits=passes[0]._logits if passes else None))
         return made[-1]
 
-    logits = replay(record)._logits
+    passes.append(replay(record))
     for each in made:
-        each.logits = logits
+        each.logits = passes[0]._logits
     return made
 
 
@@ -180,17 +184,21 @@ def test_what_cannot_be_captured_is_run_call_by_call_and_told() -> None:
 )
 def test_what_another_rank_cannot_replay_is_run_call_by_call_here_too(num_agreed: int | None, why: str) -> None:
     left = num_agreed
+    made: list[Again] = []
+
+    def record(calls: Callable[[], None]) -> Recording:
+        made.append(Again(calls))
+        return made[-1]
 
     def agree(finding: bool) -> bool:  # noqa: FBT001 - as it is called
         nonlocal left
         if left is not None:
             left -= 1
-        return finding and (left is None or left >= 0)
+        return finding and (left is None or left >= 0) and not any(each.num_replays for each in made)
 
     llm = LLM(make_model("llama"), ROOMY)
-    captured = replay_on_cpu(llm, Again, agree=agree)
+    captured = replay_on_cpu(llm, record, agree=agree)
     assert (len(captured._graphs) > 0) == (num_agreed is None)
-    left = left or 0
     requests, _ = serve(llm)
     compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
     assert why in str(llm.core.capture_state.refusal)

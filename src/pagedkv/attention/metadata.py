@@ -77,12 +77,14 @@ class StepMetadata:
         num_places: number of sequences.
         num_tokens: tokens of all sequences.
         is_padded: whether padding tokens, which belong to no sequence, may follow; their answers are zero.
+        has_chunks: whether a sequence may compute more than one token and its drafts; else fewer kernels are launched.
     """
 
     groups: Sequence[GroupMetadata]
     num_places: int
     num_tokens: int
     is_padded: bool = field(default=False, kw_only=True)
+    has_chunks: bool = field(default=True, kw_only=True)
 
     @classmethod
     def of(cls, inputs: StepInputs, plan: StepPlan | None = None, *, is_padded: bool = False) -> "StepMetadata":

@@ -188,7 +188,7 @@ class TritonBackend:
     ) -> torch.Tensor:
         query = query if query.stride(2) == 1 else query.contiguous()
         out = step.new_answers(query, memory.values.shape[3])
-        self._kernels.attend_rows(listed.work, memory, listed.rows, query, out, sinks)
+        self._kernels.attend_rows(listed.work, memory, listed.rows, query, out, sinks, has_prompts=step.has_chunks)
         return out
 
 

@@ -8,7 +8,8 @@ permanent buffers: tables, ranges and slots in those of the metadata, token ids 
     buffers               | t t t t t t t t t t t 0 0 0 0 0 |
     slots                 | s s s s s s s s s s s - - - - - |    padding is written to no slot, and attended by no row
 
-Decoded tokens, drafts and chunks of prompts are treated alike, since a row's range is read on the device.
+Decoded tokens, drafts and chunks of prompts are treated alike, since a row's range is read on the device. Steps without
+chunks, whose tokens all have their logits wanted, have graphs of their own, with fewer kernels.
 
 A graph is used once it is proven: after the step of its capture, the logits of another step must equal those of the
 same calls one by one, bit for bit. If they differ, or the capture fails, steps run call by call, and
@@ -19,7 +20,7 @@ same calls one by one, bit for bit. If they differ, or the capture fails, steps 
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, NamedTuple, Protocol, final
 
@@ -46,11 +47,18 @@ Pass = Callable[[StepMetadata, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 logits ``[wanted, vocabulary]``."""
 
 
+class _Kind(NamedTuple):
+    """What steps a graph serves: their padded number of tokens, and whether rows may compute chunks."""
+
+    size: int
+    has_chunks: bool
+
+
 class CaptureState(NamedTuple):
     """The state of an engine's graphs.
 
     Args:
-        num_graphs: proven graphs, each of another number of tokens.
+        num_graphs: proven graphs, each of another number of tokens, or with chunks.
         refusal: why steps run call by call; None: nothing prevents graphs.
     """
 
@@ -120,7 +128,7 @@ class CapturedPasses:
         self._given = torch.zeros(3, most, dtype=torch.int64, device=device)
         self._logits = torch.zeros(most, num_vocabulary, device=device)
         self._steps: dict[int, StepMetadata] = {}
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[_Kind, _Graph] = {}
         self._record: Recorder | None = None
         self._watch: ModelWatch | None = None
         self._refusal: str | None = None
@@ -133,12 +141,14 @@ class CapturedPasses:
     def capture_all(self, run: Pass) -> None:
         """Capture a graph of every size, the largest first, so that smaller ones reuse its memory.
 
-        Called before the first step: there are no slots yet, so the captured passes write nothing.
+        Called before the first step: there are no slots yet, so the captured passes write nothing. Graphs of steps with
+        chunks are captured when there is one.
         """
         for size in reversed(self._sizes):
             if self._begin():
-                self._run(run, size)
-                self._capture(run, size)
+                kind = _Kind(size, has_chunks=False)
+                self._run(run, kind)
+                self._capture(run, kind)
 
     def compute(
         self,
@@ -161,18 +171,19 @@ class CapturedPasses:
         if len(token_ids) > self._sizes[-1]:
             return None
         size = self._sizes[bisect_left(self._sizes, len(token_ids))]
-        if not self._is_proven(size) and not self._begin():
+        kind = _Kind(size, has_chunks=not np.array_equal(wanted, np.arange(len(token_ids))))
+        if not self._is_proven(kind) and not self._begin():
             return None
         self._fill(size, token_ids, positions, wanted)
         if fill_in is not None:
             fill_in(self._given[0, : len(token_ids)])
-        if size not in self._graphs:
-            self._run(run, size)
-            self._capture(run, size)
+        if kind not in self._graphs:
+            self._run(run, kind)
+            self._capture(run, kind)
             return self._logits[: len(wanted)]
-        if not self._is_proven(size):
-            return self._prove(run, size, len(wanted))
-        self._graphs[size].recording.replay()
+        if not self._is_proven(kind):
+            return self._prove(run, kind, len(wanted))
+        self._graphs[kind].recording.replay()
         if self._has_changed():  # checked while the GPU computes; the step is run again then
             return None
         return self._logits[: len(wanted)]
@@ -182,8 +193,8 @@ class CapturedPasses:
         self._graphs.clear()
         self._record = None
 
-    def _is_proven(self, size: int) -> bool:
-        return size in self._graphs and self._graphs[size].is_proven
+    def _is_proven(self, kind: _Kind) -> bool:
+        return kind in self._graphs and self._graphs[kind].is_proven
 
     def _begin(self) -> bool:
         """Watch the model from its present state, if that changed; return whether graphs may be used."""
@@ -223,38 +234,43 @@ class CapturedPasses:
         if self._sent is not None:
             self._sent.record()
 
-    def _run(self, run: Pass, size: int) -> None:
+    def _run(self, run: Pass, kind: _Kind) -> None:
         """Run the model on the buffers, call by call, and write its logits into their buffer."""
+        size = kind.size
         token_ids, positions, wanted = self._given[:, :size]
         if size not in self._steps:
             self._steps[size] = self._metadata_of(size)
-        self._logits[:size].copy_(run(self._steps[size], token_ids[None], positions[None], wanted))
+        step = replace(self._steps[size], has_chunks=kind.has_chunks)
+        self._logits[:size].copy_(run(step, token_ids[None], positions[None], wanted))
 
-    def _capture(self, run: Pass, size: int) -> None:
+    def _capture(self, run: Pass, kind: _Kind) -> None:
         reason = "on another rank"
         try:
             if self._record is None:  # a pool of memory whose graphs were dropped cannot be used again
                 self._record = self._given_recorder or _GraphRecorder(self._device)
-            self._graphs[size] = _Graph(self._record(lambda: self._run(run, size)))
+            self._graphs[kind] = _Graph(self._record(lambda: self._run(run, kind)))
         except Exception as problem:  # noqa: BLE001 - a model may do anything that cannot be captured
             reason = str(problem)
-        if not self._agree(size in self._graphs):
-            self._refuse(f"a step of {size} tokens cannot be captured: {reason}".splitlines()[0])
+        if not self._agree(kind in self._graphs):
+            self._refuse(f"a step of {kind.size} tokens cannot be captured: {reason}".splitlines()[0])
 
-    def _prove(self, run: Pass, size: int, num_wanted: int) -> torch.Tensor:
-        """Compute a step call by call and by the graph; the graph is proven if the logits are equal bit for bit.
+    def _prove(self, run: Pass, kind: _Kind, num_wanted: int) -> torch.Tensor:
+        """Compute a step call by call, as if it had chunks, and by the graph.
+
+        The graph is proven if the logits are equal bit for bit.
 
         Nothing here refers to the graph while the ranks agree: see :meth:`drop`.
         """
-        self._run(run, size)
+        size = kind.size
+        self._run(run, kind._replace(has_chunks=True))
         answer = self._logits[:num_wanted].clone()
         if not num_wanted:
             return answer  # without logits there is nothing to compare
         self._logits.fill_(torch.nan)
-        self._graphs[size].recording.replay()
+        self._graphs[kind].recording.replay()
         is_equal = torch.equal(self._logits[:num_wanted], answer)
         if self._agree(is_equal):
-            self._graphs[size].is_proven = True
+            self._graphs[kind].is_proven = True
         elif is_equal:
             self._refuse(f"the graph of {size} tokens answers otherwise than its calls on another rank")
         else:
