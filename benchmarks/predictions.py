@@ -34,13 +34,14 @@ from benchmarks.machine import describe
 from benchmarks.markdown import table
 from pagedkv.cli.engine_replay import Script, replay_with_engine, submit_scripted, within_vocabulary
 from pagedkv.cli.serving import ServingOptions
-from pagedkv.engine import EngineConfig, EngineRequest, StepRecord, compat
+from pagedkv.engine import EngineConfig, EngineRequest, StepRecord
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.demo.trained import load_trained
 from pagedkv.engine.llm import find_groups
 from pagedkv.planner.traces import ConversationWorkload, Request, TokenizedRequest
 from pagedkv.planner.traces.workload import LogNormal
 from pagedkv.planner.traces.writer import TraceWriter
+from pagedkv.probe import compat
 from pagedkv.simulation import ServingConfig, compile_loops
 from pagedkv.simulation.calibration import Calibration, calibrate, read_steps
 from pagedkv.simulation.cost import CostModel

@@ -15,8 +15,8 @@ from typing import get_args
 import pytest
 
 from pagedkv import GroupSpec
-from pagedkv.engine.layer_specs import RuleKind
 from pagedkv.models.layer_rules import KINDS
+from pagedkv.probe.layers import RuleKind
 
 pytestmark = pytest.mark.plain_only
 

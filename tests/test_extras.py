@@ -193,7 +193,7 @@ def test_the_library_needs_no_extra() -> None:
                 "pagedkv.engine.demo.serving",
             },
         ),
-        ("transformers", {"pagedkv.engine", "pagedkv.engine.compat", "pagedkv.engine.sampling"}),
+        ("transformers", {"pagedkv.engine", "pagedkv.probe.compat", "pagedkv.engine.sampling"}),
         pytest.param("tokenizers", {"pagedkv.engine"}, marks=pytest.mark.long),
         pytest.param("zmq", {"pagedkv.events"}, marks=pytest.mark.long),
         pytest.param("jinja2", {"pagedkv.report.page"}, marks=pytest.mark.long),

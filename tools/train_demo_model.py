@@ -20,10 +20,19 @@ import numpy as np
 import torch
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.engine import compat
-from pagedkv.engine.demo.facts import ANSWER_LENGTH, FACT_LENGTH, QUESTION_LENGTH, draw_document
-from pagedkv.engine.demo.questions import LONGEST
-from pagedkv.engine.demo.words import BOS, EOS, FULL_STOP, VOCABULARY, VOCABULARY_SIZE
+from pagedkv.engine.demo.questions import (
+    ANSWER_LENGTH,
+    BOS,
+    EOS,
+    FACT_LENGTH,
+    FULL_STOP,
+    LONGEST,
+    QUESTION_LENGTH,
+    VOCABULARY,
+    VOCABULARY_SIZE,
+    draw_document,
+)
+from pagedkv.probe import compat
 
 __all__ = ["CONFIG", "NOT_JUDGED", "copies", "documents", "main", "recall", "train"]
 

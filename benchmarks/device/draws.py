@@ -19,7 +19,7 @@ import torch
 
 from pagedkv.engine import SamplingParams
 from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence
-from pagedkv.engine.sampling.noise import gumbel, keys_of, words
+from pagedkv.engine.sampling.drawing import gumbel, keys_of, words
 
 VOCABULARY: Final = 2048
 BATCH: Final = 1024

@@ -14,8 +14,9 @@ from typing import Final
 import torch
 import transformers
 
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
+from pagedkv.engine import LLM, EngineConfig, SamplingParams, StepRecord
 from pagedkv.engine.demo.trained import load_trained
+from pagedkv.probe import compat
 
 PARTS: Final = ("schedule", "forward", "sample", "finish")
 NUM_NEW: Final = 128

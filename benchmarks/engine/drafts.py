@@ -20,8 +20,9 @@ from torch import nn
 
 from benchmarks.engine.guessing import Taken, Tokens, serve_counted
 from benchmarks.engine.small_model import make_model
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.engine.demo.trained import load_trained
+from pagedkv.probe import compat
 
 NUM_PROMPT: Final = 64
 NUM_NEW: Final = 64

@@ -22,7 +22,8 @@ from benchmarks.engine.drafts import first_layers
 from benchmarks.engine.guessing import Taken, Tokens, serve_counted
 from benchmarks.engine.on_gpu import VOCABULARY, make_model
 from benchmarks.machine import describe
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.probe import compat
 
 NUM_PROMPT: Final = 128
 NUM_NEW: Final = 128

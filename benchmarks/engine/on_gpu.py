@@ -27,8 +27,9 @@ import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.machine import describe
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
+from pagedkv.engine import LLM, EngineConfig, SamplingParams, StepRecord
 from pagedkv.engine.sampling import BatchSampler
+from pagedkv.probe import compat
 
 PROMPT: Final = 1024
 NUM_NEW: Final = 128

@@ -15,7 +15,8 @@ from typing import Final
 import torch
 
 from benchmarks.engine.on_gpu import VOCABULARY, make_model
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.probe import compat
 
 MAX_BATCHED: Final = 8192
 

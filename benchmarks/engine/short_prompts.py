@@ -16,7 +16,8 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.engine.__main__ import Tokens
 from benchmarks.engine.small_model import VOCABULARY, make_model
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.probe import compat
 
 NUM_PROMPTS: Final = 48
 NUM_NEW: Final = 8

@@ -26,7 +26,8 @@ import torch
 from benchmarks.engine.on_gpu import VOCABULARY as LARGE_VOCABULARY, make_model as make_large_model
 from benchmarks.engine.small_model import VOCABULARY, make_model
 from benchmarks.machine import describe
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.probe import compat
 from pagedkv.tiers import FolderTier, HostTier, RedisTier, Tier
 
 Tokens: TypeAlias = list[int]

@@ -20,8 +20,8 @@ from benchmarks.server.prompts import draw_prompts
 from benchmarks.server.serving import PORT, loop_s, processor_s, serving
 from benchmarks.server.streams import StreamedResponse, body_of, stream, stream_all, whole_all
 from pagedkv.engine import LLM, AsyncLLM, EngineConfig, SamplingParams
-from pagedkv.engine.chat import chat_token_ids
 from pagedkv.engine.demo.trained import load_demo
+from pagedkv.engine.prompts import chat_token_ids
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event

@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from pagedkv.engine.demo.questions import draw_questions
-from pagedkv.engine.demo.words import decode
+from pagedkv.engine.demo.questions import decode, draw_questions
 
 __all__ = ["draw_prompts"]
 

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import torch
 
 from pagedkv.cli import generating
-from pagedkv.engine.dense import DenseAnswer, ask_dense
+from pagedkv.engine.self_test import DenseAnswer, ask_dense
 from tests.cli.command import run, start
 from tests.engine.families import make_model
 from tests.engine.serving import PROMPTS, reference

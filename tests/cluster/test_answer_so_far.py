@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from pagedkv.cluster.answer_so_far import AnswerSoFar
 from pagedkv.engine import LLM, Intent, RequestOutput, SamplingParams, TokenUpdate
-from pagedkv.engine.updates import NewTokens
+from pagedkv.engine.answer_stream import NewTokens
 from pagedkv.errors import EngineError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS

@@ -8,7 +8,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process as theirs
 
 from pagedkv.engine import SamplingParams
-from pagedkv.engine.sampling.noise import gumbel, keys_of, words
+from pagedkv.engine.sampling.drawing import gumbel, keys_of, words
 from tests.engine.serving import Reference
 
 __all__ = ["draw_plainly"]

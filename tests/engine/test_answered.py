@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.engine import LLM, EngineConfig, Intent, RequestOutput, SamplingParams
-from pagedkv.engine.updates import NewTokens, TokenUpdate
+from pagedkv.engine.answer_stream import NewTokens, TokenUpdate
 from pagedkv.errors import RequestError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, poison

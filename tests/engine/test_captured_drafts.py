@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from pagedkv.attention import StepMetadata
 from pagedkv.engine import LLM, SamplingParams
 from pagedkv.engine.captured_passes import CapturedPasses, Recording
-from pagedkv.engine.drafting.pass_buffers import PassBuffers
-from pagedkv.engine.drafting.passes import DraftPass
+from pagedkv.engine.drafter import DraftPass, PassBuffers
 from tests.choosing import long_but
 from tests.engine.drafts import ROOMY, counts_of, near, serve_drafted
 from tests.engine.families import make_model, moved

@@ -20,8 +20,7 @@ from pagedkv.engine import (
     RequestOutput,
     SamplingParams,
 )
-from pagedkv.engine.drafting import Drafter
-from pagedkv.engine.drafting.passes import DraftPass, OpenDrafts
+from pagedkv.engine.drafter import Drafter, DraftPass, OpenDrafts
 from pagedkv.engine.sampling import Place
 from pagedkv.space import Receipt
 from tests.choosing import long_but

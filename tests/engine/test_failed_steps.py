@@ -22,7 +22,7 @@ from pagedkv.engine import (
     SamplingParams,
     StepRecord,
 )
-from pagedkv.engine.failed_steps import STEPS_UNTIL_FULL, FailedSteps, may_be_retried
+from pagedkv.engine.step import STEPS_UNTIL_FULL, FailedSteps, may_be_retried
 from pagedkv.errors import DeviceLostError, EngineError
 from pagedkv.space import Receipt
 from tests.engine.families import make_model, moved

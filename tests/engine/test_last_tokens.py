@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pagedkv.engine.last_tokens import LastTokens
+from pagedkv.engine.runner import LastTokens
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

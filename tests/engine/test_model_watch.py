@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pagedkv.engine.model_watch import ModelWatch
+from pagedkv.engine.captured_passes import ModelWatch
 from tests.engine.families import make_model
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, EngineConfig, Intent, PromptLookup, RequestOutput, SamplingParams
-from pagedkv.engine.prediction import NUM_MATCHED, PredictedText
+from pagedkv.engine.guessing import NUM_MATCHED, PredictedText
 from pagedkv.errors import RequestError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, poison

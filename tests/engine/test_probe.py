@@ -11,14 +11,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pagedkv.engine import LLM, EngineConfig
-from pagedkv.engine.grouping import group_layers
-from pagedkv.engine.layer_specs import Rule
-from pagedkv.engine.mask_rules import rule_of_mask
-from pagedkv.engine.probe import probe
-from pagedkv.engine.refusals import require_supported
 from pagedkv.engine.self_test import self_test
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.models import read_model
+from pagedkv.probe.layers import Rule, group_layers
+from pagedkv.probe.probing import probe, require_supported, rule_of_mask
 from tests.engine.families import BASE, CONFIGS, make_model
 from tests.engine.family_matrix.tiny import make_tiny
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.engine import PromptLookup
-from pagedkv.engine.prompt_lookup import LookupText
+from pagedkv.engine.guessing import LookupText
 from pagedkv.errors import ConfigurationError
 
 

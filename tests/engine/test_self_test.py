@@ -9,12 +9,11 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from pagedkv.engine import LLM, SamplingParams, self_test as self_testing
-from pagedkv.engine.dense import ask_dense
-from pagedkv.engine.grouping import EngineGroups, group_layers
-from pagedkv.engine.probe import probe
 from pagedkv.engine.runner import ModelRunner
-from pagedkv.engine.self_test import self_test
+from pagedkv.engine.self_test import ask_dense, self_test
 from pagedkv.errors import UnsupportedModelError
+from pagedkv.probe.layers import EngineGroups, group_layers
+from pagedkv.probe.probing import probe
 from tests.choosing import long_but
 from tests.engine.families import make_model, shake
 from tests.engine.serving import CONFIG
@@ -170,9 +169,9 @@ def test_what_answers_are_verified_against_has_soft_caps_whatever_the_model_sele
     """SDPA of transformers 5.16 and 5.17 ignores soft caps without an error."""
     model, prompt = make_model("gemma2"), list(range(20, 50))
     llm = LLM(model, CONFIG_TESTED)
-    capped = ask_dense(model, llm, prompt, 12)
+    capped = ask_dense(model, llm.groups, prompt, 12)
     model.config._attn_implementation_internal = "sdpa"
-    assert ask_dense(model, llm, prompt, 12) == capped
+    assert ask_dense(model, llm.groups, prompt, 12) == capped
 
 
 def test_a_model_whose_generate_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pagedkv.engine import LLM, AsyncLLM, SamplingParams
-from pagedkv.engine.borrowing import BorrowedModel
-from pagedkv.engine.current_pass import IMPLEMENTATION
-from pagedkv.engine.dense import ask_dense
+from pagedkv.engine.self_test import ask_dense
 from pagedkv.errors import EngineError
+from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, reference
 
@@ -67,7 +66,7 @@ def test_engines_are_made_and_asked_for_dense_answers_while_another_one_serves(m
     with ThreadPoolExecutor(2) as threads:
         served = threads.submit(serve, serving)
         others = [threads.submit(LLM, model, replace(ROOMY, self_test=True)).result() for _ in range(3)]
-        dense = [threads.submit(ask_dense, model, others[0], prompt, 12).result() for prompt in PROMPTS]
+        dense = [threads.submit(ask_dense, model, others[0].groups, prompt, 12).result() for prompt in PROMPTS]
     assert served.result() == expected * NUM_ROUNDS
     assert [each.token_ids for each in dense] == expected
     require_as_it_was(model, implementation)

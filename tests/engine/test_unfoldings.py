@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 from pagedkv.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import KVStorage, Transfers
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
-from pagedkv.engine.borrowing import BorrowedModel
-from pagedkv.engine.current_pass import IMPLEMENTATION, listening
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.engine.forward_pass import ForwardPass
-from pagedkv.engine.grouping import EngineGroups, group_layers
-from pagedkv.engine.probe import probe
 from pagedkv.engine.unfoldings import AbsorbedLatents, Unfoldings, read_unfoldings
 from pagedkv.errors import UnsupportedModelError
+from pagedkv.probe import compat
+from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel, listening
+from pagedkv.probe.layers import EngineGroups, group_layers
+from pagedkv.probe.probing import probe
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve

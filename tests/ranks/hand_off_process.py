@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from pagedkv.engine import LLM, EngineConfig, HandOff, SamplingParams
 from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.ranks.rank_group import SentCopy
-from pagedkv.engine.ranks.ranked_blocks import OtherRankBlocks
+from pagedkv.engine.ranks.ranked_content import OtherRankBlocks
 from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model, moved

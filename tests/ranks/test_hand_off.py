@@ -11,9 +11,9 @@ import torch
 
 from pagedkv.device import KeyValueShape, StateShape
 from pagedkv.engine import LLM, HandOff, RankGroup, SamplingParams
-from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.ranks import RankedContent, WholeModel
 from pagedkv.errors import ConfigurationError
+from pagedkv.probe.layers import EngineGroups
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, poison, reference
 from tests.ranks.hand_off_process import NUM_NEW, config, model_of, prompt_of, take_over_and_answer

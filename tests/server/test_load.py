@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.server.load import MAX_TOKENS, Mix, ask_all
 from pagedkv import Receipt
-from pagedkv.engine import LLM, EngineConfig, compat
-from pagedkv.engine.chat import chat_token_ids
-from pagedkv.engine.demo.questions import draw_questions
+from pagedkv.engine import LLM, EngineConfig
+from pagedkv.engine.demo.questions import decode, draw_questions
 from pagedkv.engine.demo.trained import load_demo
-from pagedkv.engine.demo.words import decode
+from pagedkv.engine.prompts import chat_token_ids
+from pagedkv.probe import compat
 from pagedkv.server import LocalEngine, OpenAccess, Served, ServerConfig, Service
 from tests.server.serving import local_engine, running
 from tests.server.test_exchange import wait_until_idle

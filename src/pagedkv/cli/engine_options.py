@@ -118,7 +118,7 @@ class EngineOptions:
             MissingExtraError: torch, transformers, or a package of the tiers is not installed.
         """
         from pagedkv.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands need no torch
-        from pagedkv.engine.drafting import DEFAULT_DRAFT_TOKENS  # noqa: PLC0415 - as above
+        from pagedkv.engine.drafter import DEFAULT_DRAFT_TOKENS  # noqa: PLC0415 - as above
 
         return EngineConfig(
             block_size=self.block_size,

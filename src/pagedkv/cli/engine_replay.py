@@ -30,7 +30,7 @@ from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.serving import ServingOptions, require_some_served
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, compat
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.demo.trained import load_trained
 from pagedkv.engine.loading import load
@@ -38,6 +38,7 @@ from pagedkv.engine.sampling import Place, SampledTokens, WaitingRow
 from pagedkv.errors import ConfigurationError, InterruptedRunError, RequestError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.token_blocks import tokenize
+from pagedkv.probe import compat
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.scripted_sampler import sequence_tokens

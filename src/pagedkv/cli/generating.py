@@ -15,11 +15,11 @@ from rich.progress import Progress
 
 from pagedkv.cli.prompts import PromptRequest
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, RequestOutput
-from pagedkv.engine.compat import Model
-from pagedkv.engine.dense import ask_dense
 from pagedkv.engine.llm import Tokenizer
+from pagedkv.engine.self_test import ask_dense
 from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.models.memory import GIB
+from pagedkv.probe.compat import Model
 
 __all__ = ["Difference", "Figures", "Verification", "build", "serve", "verify"]
 
@@ -192,7 +192,7 @@ def verify(model: Model, llm: LLM, outputs: Sequence[tuple[int, RequestOutput]],
     for index, output in outputs:
         num_new = max(len(each.token_ids) for each in output.completions)
         if num_new:
-            dense = ask_dense(model, llm, output.prompt_token_ids, num_new)
+            dense = ask_dense(model, llm.groups, output.prompt_token_ids, num_new)
             for each in output.completions:
                 found.num_answers += 1
                 found.num_tokens += len(each.token_ids)

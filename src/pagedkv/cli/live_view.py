@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pagedkv.engine.records import StepRecord
+    from pagedkv.engine.outputs import StepRecord
 
 __all__ = ["live_view"]
 

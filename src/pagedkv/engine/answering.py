@@ -1,26 +1,42 @@
-"""From a step's logits to its answers: the token of each row, and the rows that wait or fail.
+"""From a step's logits to its answers: rows to be sampled, their drafts, the tokens that answers take.
+
+SampledRow: an answer to be sampled, with its drafts, and its lines of the logits.
+
+Logits are in the order of the rows. A row with drafts has a line for its own token, then one after each draft::
+
+    rows      | row 0         | row 1 | row 2, drafts a, b   |
+    logits    | behind its    | ...   | behind its token,    |
+              | token         |       | behind a, behind b   |
+    lines       0               1       2, 3, 4
+
+RowLists: the answers that a batch samples, in the batch's order.
+
+Acceptance of drafts: a draft is accepted where it equals the token that is sampled at its position.
+
+After each draft a token is sampled as if all drafts before it were accepted: with the penalties, bans and noise of that
+position. The first of these tokens depends on no draft, and each further one is valid while all drafts before it were
+equal to the sampled tokens. So an answer has the tokens that it would have without drafts, greedy or not, and ends at
+the same place: tokens sampled after one that ends it are dropped.
+
+From a step's logits to its answers: the token of each row, and the rows that wait or fail.
 
 All rows are sampled together (:class:`~pagedkv.engine.sampling.BatchSampler`). A request with a row that waits
 for a foreign processor is held: its other rows keep their tokens, and none of its rows advances until the last one has
 a token. A request with a row that fails has failed. Other requests are not affected.
 
-A row with drafts has a row of logits after each draft as well (:mod:`~pagedkv.engine.draft_acceptance`).
-
 Sampling has two halves. :meth:`Answering.begin` samples tokens, which the next step reads on the device.
 :meth:`Answering.end` appends them to the answers once the host has them, and skips answers that have ended meanwhile.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import torch
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.engine.draft_acceptance import accept_drafts, only
-from pagedkv.engine.engine_request import EngineRequest
-from pagedkv.engine.sampled_rows import SampledRow, lines_of, places_of
+from pagedkv.engine.request import EngineRequest, Sample
 from pagedkv.engine.sampling import (
     NO_TOKEN,
     BatchSampler,
@@ -31,8 +47,151 @@ from pagedkv.engine.sampling import (
     WaitingRow,
 )
 from pagedkv.errors import SamplingError
+from pagedkv.scheduling import Batch, Decoding, Drafts, Request
 
-__all__ = ["Answering", "Sampler", "Sampling", "Taken"]
+__all__ = [
+    "Answering",
+    "DraftResult",
+    "RowLists",
+    "SampledRow",
+    "Sampler",
+    "Sampling",
+    "Taken",
+    "accept_drafts",
+    "lines_of",
+    "only",
+    "places_of",
+    "with_drafts",
+]
+
+
+class SampledRow(NamedTuple):
+    """An answer for which a token is sampled.
+
+    Args:
+        request: the request; sample: the answer.
+        drafts: draft tokens that the step verifies.
+    """
+
+    request: EngineRequest
+    sample: Sample
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its answer has not ended."""
+        return self.sample.finish_reason is None and not self.request.is_finished
+
+
+def with_drafts(rows: Sequence[SampledRow], drafts: Drafts) -> list[SampledRow]:
+    """Add their drafts to decoding rows."""
+    token_ids, counts = drafts.token_ids.tolist(), drafts.counts.tolist()
+    drafted, first = [], 0
+    for row, count in zip(rows, counts, strict=True):
+        drafted.append(row._replace(drafts=tuple(token_ids[first : first + count])) if count else row)
+        first += count
+    return drafted
+
+
+def lines_of(rows: Sequence[SampledRow]) -> list[range]:
+    """Return the lines of the logits of each row."""
+    lines, first = [], 0
+    for row in rows:
+        lines.append(range(first, first + 1 + len(row.drafts)))
+        first = lines[-1].stop
+    return lines
+
+
+def places_of(rows: Sequence[SampledRow]) -> list[Place]:
+    """Return, for each line of the logits, its sequence and the drafts before the line."""
+    places: list[Place] = []
+    for row in rows:
+        places.append(row.sample.place)
+        if row.drafts:
+            places += [Place(row.sample.sequence, row.drafts[:count]) for count in range(1, len(row.drafts) + 1)]
+    return places
+
+
+@final
+class RowLists:
+    """Lists the rows of batches. The list of decoding rows is reused while the same sequences decode.
+
+    Args:
+        requests: the requests under way, by the scheduler's record of each.
+    """
+
+    def __init__(self, requests: Mapping[Request, EngineRequest]) -> None:
+        self._requests = requests
+        self._decoding: Decoding | None = None
+        self._decoding_rows: tuple[SampledRow, ...] = ()
+
+    def decoding(self, batch: Batch) -> Sequence[SampledRow]:
+        """Return the rows of decoding sequences, without their drafts."""
+        if batch.decoding is not self._decoding:
+            self._decoding = batch.decoding
+            requests = [] if batch.decoding is None else [self._requests[each] for each in batch.decoding.requests]
+            self._decoding_rows = tuple(SampledRow(request, sample) for request in requests for sample in request.live)
+        return self._decoding_rows
+
+    def of(self, batch: Batch) -> Sequence[SampledRow]:
+        """Return the rows to be sampled: decoding sequences, with their drafts, then those of complete prompts."""
+        decoding = self.decoding(batch)
+        rows = decoding if batch.drafts is None else with_drafts(decoding, batch.drafts)
+        chunks = [chunk for chunk in batch.prefilling if chunk.num_samples]
+        if not chunks:
+            return rows
+        requests = [self._requests[chunk.request] for chunk in chunks]
+        return [*rows, *(SampledRow(request, sample) for request in requests for sample in request.live)]
+
+    def forget(self) -> None:
+        """Drop the list of decoding rows, since some answers have ended."""
+        self._decoding, self._decoding_rows = None, ()
+
+
+class DraftResult(NamedTuple):
+    """The result of a row with drafts.
+
+    Args:
+        token_id: the last token appended to its answer, NO_TOKEN where the row failed.
+        num_accepted: drafts accepted before that token.
+        has_ended: whether that token ended the answer by a stop rule.
+        failure: why the row has failed; None: it has not.
+    """
+
+    token_id: int
+    num_accepted: int
+    has_ended: bool = False
+    failure: Exception | None = None
+
+
+def accept_drafts(row: SampledRow, lines: range, token_ids: Sequence[int], sampled: SampledTokens) -> DraftResult:
+    """Append a row's sampled tokens to its answer, up to the first that differs from its draft or ends the answer.
+
+    Args:
+        row: the row; lines: its lines of the logits.
+        token_ids: the sampled tokens of all lines; sampled: their failures and log-probabilities.
+    """
+    row.request.num_drafted += len(row.drafts)
+    for num_accepted, line in enumerate(lines):
+        if line in sampled.failures:
+            return DraftResult(NO_TOKEN, num_accepted, failure=sampled.failures[line])
+        has_ended = row.sample.take(token_ids[line], sampled.logprobs.get(line))
+        if has_ended or row.drafts[num_accepted : num_accepted + 1] != (token_ids[line],):
+            return DraftResult(token_ids[line], num_accepted, has_ended)
+        row.request.num_accepted += 1
+    raise AssertionError("behind the last draft nothing is guessed")
+
+
+def only(sampled: SampledTokens, lines: Sequence[int]) -> SampledTokens:
+    """Select lines, in this order; their rows are renumbered from 0."""
+    places = {line: place for place, line in enumerate(lines)}
+    which = torch.tensor(lines, dtype=torch.int64, device=sampled.token_ids.device)
+    return SampledTokens(
+        sampled.token_ids[which],
+        tuple(replace(each, row=places[each.row]) for each in sampled.waiting if each.row in places),
+        {places[line]: failure for line, failure in sampled.failures.items() if line in places},
+        {places[line]: logprobs for line, logprobs in sampled.logprobs.items() if line in places},
+    )
 
 
 class Sampler(Protocol):

@@ -20,9 +20,9 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.engine.answer_stream import AnswerStream, Recipient, StreamState
 from pagedkv.engine.engine_thread import Call, Close, End, EngineThread, Submit
-from pagedkv.engine.intent import PLAIN, Intent
 from pagedkv.engine.llm import LLM, Prompt
-from pagedkv.engine.records import StepRecord
+from pagedkv.engine.outputs import StepRecord
+from pagedkv.engine.request import PLAIN, Intent
 from pagedkv.engine.sampling import SamplingParams
 from pagedkv.errors import ConfigurationError, RequestError
 

@@ -1,4 +1,11 @@
-"""CapturedPasses: forward passes as CUDA graphs, one for each padded number of tokens.
+"""Forward passes as CUDA graphs, and whether the model has changed since they were captured.
+
+ModelWatch: finds out whether a model has changed since its CUDA graphs were captured.
+
+A graph has addresses. It is invalid once a weight was moved, replaced or converted, a module replaced (as by an
+adapter), a hook registered, or the model set to training. Weights may change in place.
+
+CapturedPasses: forward passes as CUDA graphs, one for each padded number of tokens.
 
 Launching a model's kernels one by one takes the host longer than a GPU needs for a step of few tokens. A graph launches
 all of them at once, with the addresses and sizes of its capture. So everything that changes from step to step is in
@@ -13,35 +20,111 @@ chunks, whose tokens all have their logits wanted, have graphs of their own, wit
 
 A graph is used once it is proven: after the step of its capture, the logits of another step must equal those of the
 same calls one by one, bit for bit. If they differ, or the capture fails, steps run call by call, and
-:attr:`CapturedPasses.state` has the reason. Graphs are dropped when the model changes
-(:mod:`~pagedkv.engine.model_watch`).
+:attr:`CapturedPasses.state` has the reason. Graphs are dropped when the model changes.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Final, NamedTuple, Protocol, final
+from operator import getitem, is_not
+from typing import Any, Final, NamedTuple, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from pagedkv.attention import StepMetadata
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.device import BlockTables
-from pagedkv.engine import compat
-from pagedkv.engine.grouping import EngineGroups
-from pagedkv.engine.model_watch import ModelWatch
 from pagedkv.errors import EngineError
+from pagedkv.probe import compat
+from pagedkv.probe.layers import EngineGroups
 
-__all__ = ["CaptureState", "CapturedPasses", "MetadataOf", "Pass", "most_captured", "of_tables", "what_prevents_graphs"]
+__all__ = [
+    "CaptureState",
+    "CapturedPasses",
+    "MetadataOf",
+    "ModelWatch",
+    "Pass",
+    "most_captured",
+    "of_tables",
+    "what_prevents_graphs",
+]
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
+ADAPTER_STATE: Final = ("_active_adapter", "_disable_adapters", "merged_adapters")
+"""What PEFT's layers keep of adapters: which are active, whether any is, and which the weights hold already."""
+
+
+@final
+class ModelWatch:
+    """The state of a model when this was made.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        has_hooks: whether any module has a hook of its forward pass.
+
+    It keeps references to the weights, also if the model drops them: a graph that is replayed before the change is
+    noticed still reads allocated memory. Cost: O(modules + weights).
+    """
+
+    def __init__(self, model: compat.Model) -> None:
+        self._model = model
+        self._tables: list[Mapping[str, Any]] = []
+        self._names: list[str] = []
+        self._parts: list[object] = []
+        for module in model.modules():
+            for table in (module._modules, module._parameters, module._buffers):  # noqa: SLF001 - torch's own names
+                for name, part in table.items():
+                    if part is not None:
+                        self._tables.append(table)
+                        self._names.append(name)
+                        self._parts.append(part)
+        self._weights = [part for part in self._parts if isinstance(part, torch.Tensor)]
+        self._kept = [weight.detach() for weight in self._weights]
+        self._addresses = list(map(torch.Tensor.data_ptr, self._weights))
+        self._is_training = model.training
+        self._adapted = [module for module in model.modules() if hasattr(module, ADAPTER_STATE[0])]
+        self._adapters = self._active_adapters()
+        self._num_hooks = RemovableHandle.next_id
+        self.has_hooks = self._find_hooks()
+
+    def has_changed(self) -> bool:
+        """Return whether any part of the model was replaced. Cost: 70 us for the 8B shape of Llama 3."""
+        try:
+            if any(map(is_not, map(getitem, self._tables, self._names), self._parts)):
+                return True
+        except KeyError:
+            return True
+        return (
+            list(map(torch.Tensor.data_ptr, self._weights)) != self._addresses
+            or self._model.training != self._is_training
+            or self._active_adapters() != self._adapters
+            or self._has_other_hooks()
+        )
+
+    def _active_adapters(self) -> list[str]:
+        """Return the active adapters of every module with adapters."""
+        return [repr([getattr(module, name, None) for name in ADAPTER_STATE]) for module in self._adapted]
+
+    def _has_other_hooks(self) -> bool:
+        """Return whether hooks have changed; searches the modules only if they have hooks or one was registered."""
+        if not self.has_hooks and RemovableHandle.next_id == self._num_hooks:
+            return False
+        self._num_hooks = RemovableHandle.next_id
+        return self._find_hooks() != self.has_hooks
+
+    def _find_hooks(self) -> bool:
+        return any(getattr(module, table) for module in self._model.modules() for table in HOOKS)
+
 
 MOST_TOKENS: Final = 512
 """Above this a step keeps the GPU busy for longer than the host needs to launch it."""
 SIZES: Final = tuple(chain((1, 2, 4), range(8, 64, 8), range(64, 128, 16), range(128, 256, 32), range(256, 513, 64)))
-
 Pass = Callable[[StepMetadata, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Runs the model: the rows, token ids and positions (int64 ``[1, tokens]``), wanted tokens (int64 ``[wanted]``) ->
 logits ``[wanted, vocabulary]``."""

@@ -24,11 +24,11 @@ from typing import Any, Final, final
 import torch
 from torch import nn
 
-from pagedkv.engine import compat
-from pagedkv.engine.current_pass import current_pass
 from pagedkv.engine.forward_pass import ForwardPass
-from pagedkv.engine.grouping import EngineGroups
 from pagedkv.errors import UnsupportedModelError
+from pagedkv.probe import compat
+from pagedkv.probe.borrowing import current_pass
+from pagedkv.probe.layers import EngineGroups
 
 __all__ = ["COMPILED", "LEAST_TOKENS", "CompiledModel", "first_tokens", "what_prevents_compiling"]
 
@@ -129,7 +129,7 @@ class CompiledModel:
         self._forwards = [(layer, _forward_of(layer, idx, kinds[type(layer)])) for idx, layer in layers.items()]
 
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Run the model over tokens in one row; as :func:`~pagedkv.engine.compat.forward` does.
+        """Run the model over tokens in one row; as :func:`~pagedkv.probe.compat.forward` does.
 
         Args:
             token_ids, positions: int64 ``[1, tokens]``, at least :data:`LEAST_TOKENS` tokens.

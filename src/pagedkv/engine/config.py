@@ -15,11 +15,11 @@ from pagedkv.contract.space_config import (
     require_tenants,
 )
 from pagedkv.device import KeyValueShape, num_blocks_that_fit
-from pagedkv.engine.grouping import EngineGroups
+from pagedkv.engine.guessing import MOST_TOKENS, PromptLookup
 from pagedkv.engine.kv_scales import KVScales
-from pagedkv.engine.prompt_lookup import MOST_TOKENS, PromptLookup
 from pagedkv.engine.sampling.parameters import LARGEST_SEED
 from pagedkv.errors import ConfigurationError
+from pagedkv.probe.layers import EngineGroups
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.tiers import Tier
 

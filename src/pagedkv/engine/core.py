@@ -9,8 +9,9 @@
       sample     answering.begin(logits, rows)     a token each, except for rows that wait or fail
       finish     answering.end, scheduler.finish   the tokens join their answers, and some answers end
 
-One thread drives it at a time, and a step is over when :meth:`EngineCore.step` returns. A step whose pass or sampling
-fails is aborted and tried once more (:mod:`~pagedkv.engine.failed_steps`). Any other error ends the engine.
+One thread drives it at a time: a step reads and changes the scheduler, the block space and the device's tables, none of
+which is thread-safe. A step is over when :meth:`EngineCore.step` returns. A step whose pass or sampling
+fails is aborted and tried once more (:mod:`~pagedkv.engine.step`). Any other error ends the engine.
 
 If steps overlap (``EngineConfig.overlap``), a call launches a step and then finishes the one before, whose tokens the
 new step reads from device memory. Sampling comes last, since penalties need the tokens of the step before::
@@ -19,28 +20,75 @@ new step reads from device memory. Sampling comes last, since penalties need the
     host       launch 8 ... wait 7 | finish 7 | begin sampling 8 | schedule 9 | launch 9 ... wait 8 | finish 8
 """
 
-from collections.abc import Callable, ValuesView
-from typing import final
+import threading
+from collections.abc import Callable, Iterator, ValuesView
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Final, final
 
-from pagedkv.contract.arguments import as_token_array, require_instance
+from pagedkv.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.events import TierEvents
 from pagedkv.contract.space_config import TenantLimits
+from pagedkv.device import is_device_failure
+from pagedkv.engine.answering import Answering, Sampler
 from pagedkv.engine.captured_passes import CaptureState
-from pagedkv.engine.engine_request import EngineRequest, RequestSpec
-from pagedkv.engine.forking import fork_params, fork_prefix
-from pagedkv.engine.intent import PLAIN, Intent
-from pagedkv.engine.outputs import FinishReason
-from pagedkv.engine.prefix_core import PrefixCore
-from pagedkv.engine.ranks import follow
-from pagedkv.engine.records import StepRecord
-from pagedkv.engine.sampling import SamplingParams
-from pagedkv.errors import ConfigurationError, RequestError, TokenError
+from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.drafter import DraftModel
+from pagedkv.engine.outputs import FinishReason, StepRecord
+from pagedkv.engine.parts import EngineParts, ModelTraits, require_draft_model
+from pagedkv.engine.ranks import RankGroup, WholeModel, follow
+from pagedkv.engine.request import PLAIN, Decode, EngineRequest, Intent, RequestSpec, fork_params, fork_prefix
+from pagedkv.engine.requests import LiveRequests, RequestRules
+from pagedkv.engine.sampling import BatchSampler, SamplingParams
+from pagedkv.engine.step import StepLoop
+from pagedkv.engine.tiering import (
+    EngineTiers,
+    HandOff,
+    LoadUnderWay,
+    NixlLink,
+    StoredContent,
+    TierStatistics,
+    hand_over_direct,
+    read_prefix,
+    take_over_direct,
+    write_prefix,
+)
+from pagedkv.errors import ConfigurationError, DeviceLostError, EngineError, RankLostError, RequestError, TokenError
+from pagedkv.probe import compat
+from pagedkv.probe.borrowing import BorrowedModel
+from pagedkv.probe.layers import EngineGroups
+from pagedkv.scheduling import Request, Scheduler
 
-__all__ = ["EngineCore"]
+__all__ = ["Driver", "EngineCore"]
+
+NO_SHARED_TIER: Final = "a hand-off needs a tier that both engines have: a folder, Redis or an object store"
 
 
 @final
-class EngineCore(PrefixCore):
+class Driver:
+    """The lock of one engine; reentrant."""
+
+    def __init__(self) -> None:
+        self._wheel = threading.RLock()
+
+    @contextmanager
+    def driving(self) -> Iterator[None]:
+        """Hold the lock, without waiting for it. Raises EngineError where another thread holds it."""
+        if not self._wheel.acquire(blocking=False):
+            raise EngineError(
+                "another thread drives this engine: an AsyncLLM has it until it is closed, another thread's step until "
+                "it is over. Ask through that AsyncLLM, or build another engine over the model"
+            )
+        try:
+            yield
+        finally:
+            self._wheel.release()
+
+
+@final
+class EngineCore:
     """An engine without text: token ids in, token ids out.
 
     Args:
@@ -70,6 +118,62 @@ class EngineCore(PrefixCore):
     Raises:
         ConfigurationError: memory or limits that cannot work.
     """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        groups: EngineGroups,
+        config: EngineConfig,
+        *,
+        replays_steps: bool = False,
+        continues: bool = True,
+        decode: Decode | None = None,
+        sampler: Sampler | None = None,
+        clock: Callable[[], float] = perf_counter,
+        ranks: RankGroup | None = None,
+        whole: WholeModel | None = None,
+        draft: DraftModel | None = None,
+    ) -> None:
+        require_draft_model(config, draft)
+        self.config = config
+        self._ranks = ranks
+        self.driver = Driver()
+        self._model, self._draft_model = model, None if draft is None else draft.model
+        self._borrowed = BorrowedModel(*(each for each in (model, self._draft_model) if each is not None))
+        self._parts = EngineParts(model, groups, config, ModelTraits(replays_steps, continues), ranks, draft)
+        self.space, self.executor = self._parts.space, self._parts.executor
+        self.memory, self.absorbed = self._parts.memory, self._parts.absorbed
+        self._content = self._parts.content(whole)
+        tiers = self._new_tiers()
+        scheduling = config.scheduling(publishes_answers=not replays_steps)
+        self.scheduler = Scheduler(scheduling, self.space, tiers)
+        self.model_end_ids = compat.end_token_ids(model)
+        limit = config.num_draft_states if groups.states else config.predicted_tokens
+        self._num_predicted = min(limit, config.predicted_tokens)
+        answering = Answering(BatchSampler(self.vocabulary_size) if sampler is None else sampler)
+        self._rules = RequestRules(config, self.space, self.model_end_ids, self.vocabulary_size, decode)
+        self._clock = clock
+        self._live = LiveRequests(
+            self.scheduler, self.space, self._rules, tiers=tiers, answering=answering, clock=clock
+        )
+        self.on_entered = self._live.on_entered
+        self._loop = StepLoop(
+            config, self._parts, self.scheduler, self._live, answering=answering, ranks=ranks, clock=clock
+        )
+        self._failure: str | None = None
+
+    def _new_tiers(self) -> EngineTiers | None:
+        if not self.config.tiers or self._content is None:
+            return None
+        return EngineTiers(self.config.tiers, self._content, self.space, self._note_loaded)
+
+    def _note_loaded(self, scheduled: Request) -> None:
+        self.scheduler.loaded(scheduled)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Columns of the logits; all token ids are below it."""
+        return self._parts.num_vocabulary
 
     @property
     def capture_state(self) -> CaptureState:
@@ -201,21 +305,46 @@ class EngineCore(PrefixCore):
                 raise ConfigurationError(f"tenant {name!r} has requests: let them finish, or abort them, first")
             self.space.remove_tenant(name)
 
-    # Ranks
+    # The prefix cache
 
-    def follow(self) -> int:
-        """Carry out the steps of rank 0, as another rank of its model, until rank 0 ends; return their number.
+    def reset_prefix_cache(self) -> None:
+        """Drop every cached block, so that later requests hit none. Requests under way keep their own blocks.
 
         Raises:
-            ConfigurationError: this engine has no ranks, or is rank 0 itself.
-            EngineError: a rank is lost, or a step failed here; or another thread drives the engine.
-        """
-        if self._ranks is None or self._ranks.is_first:
-            raise ConfigurationError("only ranks other than the first follow: submit requests to rank 0")
-        with self._driving(), self._at_stake():
-            return follow(self._ranks, self.executor, self._parts.runner)
+            EngineError: the engine has failed, or another thread drives it.
 
-    # The prefix cache
+        Cost: O(blocks + rows).
+        """
+        with self._driving():
+            self._land()
+            self.space.reset_prefix_cache()
+            if self._live.tiers is not None:
+                self._live.tiers.reset()
+
+    def forget(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", start: int = 0) -> int:
+        """Drop a prompt, and everything that continues it, from the prefix cache and from every tier.
+
+        Requests under way are not affected. Tiers do not store the prompt again while this engine exists.
+
+        Args:
+            prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
+            start: first position to be dropped, with the whole block that contains it, and in a tier the whole run.
+
+        Returns how many blocks left the prefix cache.
+
+        Raises:
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(blocks + blocks of all rows + entries of the tiers).
+        """
+        with self._driving():
+            self._land()
+            tokens = as_token_array(prompt_token_ids)
+            keys = Intent(salt=salt).keys
+            start = as_count(start, "start")
+            if self._live.tiers is not None:
+                self._live.tiers.forget(tokens, keys, start)
+            return self.space.forget(tokens, keys=keys, start=start)
 
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
         """Begin a new epoch of weights with the next step: blocks computed by older weights are not hit any more.
@@ -256,19 +385,199 @@ class EngineCore(PrefixCore):
                 if self._live.tiers is not None:
                     self._live.tiers.renew()
 
+    # Prefixes as files
+
+    def export(self, prompt_token_ids: Int32Array, path: str | Path, *, salt: bytes = b"") -> int:
+        """Write the cached blocks of a prompt to a file for another process or machine, as frames with checksums.
+
+        Args:
+            prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
+            path: the file, which is written atomically.
+
+        Returns the number of leading tokens in the file. 0: nothing is cached, and no file is written.
+
+        Raises:
+            EngineError: the engine has failed, or another thread drives it.
+            OSError: the file cannot be written.
+            MissingExtraError: xxhash is not installed.
+
+        Cost: O(tokens), and the weights are read once.
+        """
+        with self._driving():
+            self._land()
+            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            return write_prefix(Path(path), self._file_content(), self.space, tokens, keys)
+
+    def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
+        """Load a prefix from a file of :meth:`export` into the cache. The file must have been written with this salt.
+
+        Returns the number of leading tokens loaded. 0: there are too few free blocks, and nothing is changed.
+
+        Raises:
+            ConfigurationError: the file is of another model, other weights or another layout, or is damaged; nothing is
+                changed.
+            EngineError: the engine has failed, or another thread drives it.
+            OSError: the file cannot be read.
+            MissingExtraError: xxhash is not installed.
+
+        Cost: O(bytes), and the weights are read once.
+        """
+        with self._driving():
+            self._land()
+            return read_prefix(Path(path), self._file_content(), self.space, Intent(salt=salt).keys)
+
+    def _file_content(self) -> StoredContent:
+        if self._content is None:
+            raise ConfigurationError(
+                "an engine on several ranks has files of prefixes only at rank 0 and with `tiers`: configure a tier"
+            )
+        return self._content
+
+    def hand_over(
+        self,
+        prompt_token_ids: Int32Array,
+        *,
+        salt: bytes = b"",
+        timeout_s: float = 60.0,
+        link: NixlLink | None = None,
+    ) -> HandOff:
+        """Store the computed blocks of a prompt in the shared tiers; return where they are, for another engine.
+
+        Args:
+            prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
+            timeout_s: longest time to wait for the stores; what is not stored by then is not in the hand-off. Neither
+                is what the tiers do not admit.
+            link: offers what is cached from memory to memory, without a tier; None: by the tiers.
+
+        Raises:
+            ConfigurationError: the engine has no tiers and there is no link, or the prompt is too large for the link.
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(tokens + bytes that are not stored yet), and the weights are read once; with a link O(bytes).
+        """
+        with self._driving():
+            self._land()
+            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            if link is not None:
+                return hand_over_direct(link, self._file_content(), self.space, tokens, keys)
+            return self._shared_tiers().hand_over(tokens, keys, timeout_s)
+
+    def take_over(
+        self,
+        hand_off: HandOff,
+        prompt_token_ids: Int32Array,
+        *,
+        salt: bytes = b"",
+        timeout_s: float = 60.0,
+        link: NixlLink | None = None,
+    ) -> int:
+        """Take the blocks of a prompt over from another engine: later requests with this prompt load them.
+
+        Args:
+            hand_off: from :meth:`hand_over` of an engine with the same model and settings.
+            prompt_token_ids: int32 ``[n]``, the same prompt; salt: the same salt; else nothing is listed.
+            timeout_s: longest time to wait for a link.
+            link: of a hand-off by a link, which brings the blocks into the cache at once; None: by the tiers.
+
+        Returns the number of leading tokens that can be loaded, whose bytes are verified when they are loaded. With a
+        link, the number of those in the cache; 0: nothing was cached there, or there are too few free blocks.
+
+        Raises:
+            ConfigurationError: the fingerprint differs, the prompt is another one, a tier or a link is missing here, or
+                the other engine does not answer; nothing is changed.
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(tokens), and the weights are read once; with a link O(bytes).
+        """
+        require_instance(hand_off, HandOff, "hand_off")
+        if hand_off.direct is not None and link is None:
+            raise ConfigurationError("the hand-off is in the memory of its engine: pass a link (NixlLink)")
+        with self._driving():
+            self._land()
+            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            if link is not None:
+                content = self._file_content()
+                return take_over_direct(hand_off, link, timeout_s, content, self.space, tokens, keys)
+            return self._shared_tiers().take_over(hand_off, tokens, keys)
+
+    # Tiers
+
+    def _shared_tiers(self) -> EngineTiers:
+        if self._live.tiers is None:
+            raise ConfigurationError(NO_SHARED_TIER)
+        return self._live.tiers
+
+    def tier_statistics(self) -> tuple[TierStatistics, ...]:
+        """Take a snapshot of each tier of ``EngineConfig.tiers``."""
+        return () if self._live.tiers is None else self._live.tiers.statistics()
+
+    def tier_loads(self) -> tuple[LoadUnderWay, ...]:
+        """Return the loads from tiers that are under way. O(loads)."""
+        return () if self._live.tiers is None else self._live.tiers.loads()
+
+    def drain_tier_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of entries of tiers since the last call, by medium; none unless ``EngineConfig.events``."""
+        return () if self._live.tiers is None else self._live.tiers.drain_events()
+
+    def tier_entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries of tiers whose events were drained, by medium. O(entries)."""
+        return () if self._live.tiers is None else self._live.tiers.entries()
+
+    def tier_weights(self) -> dict[str, float]:
+        """Return by medium the measured part of the time of computing that loading saves, between 0 and 1."""
+        return {} if self._live.tiers is None else self._live.tiers.weights()
+
+    def flush_tiers(self, timeout_s: float = 60.0) -> bool:
+        """Wait until all computed blocks are stored in the tiers that admit them; return whether they are.
+
+        False: some that were computed since the last call are late, failed to be stored, or were dropped, as where a
+        tier is full or out of service.
+
+        Raises EngineError where another thread drives the engine.
+        """
+        with self.driver.driving():
+            return self._live.tiers is None or self._live.tiers.flush(timeout_s)
+
+    def close(self, timeout_s: float = 60.0) -> bool:
+        """Flush and close the tiers; the engine goes on without them. Return what :meth:`flush_tiers` does.
+
+        Not needed for correct answers, nor before the process ends: stores then have ten seconds to finish.
+
+        Raises EngineError where another thread drives the engine.
+        """
+        with self.driver.driving():
+            tiers, self._live.tiers = self._live.tiers, None
+            is_stored = tiers is None or tiers.close(timeout_s)
+            self.scheduler.end_loading()
+            return is_stored
+
+    # Ranks
+
+    def follow(self) -> int:
+        """Carry out the steps of rank 0, as another rank of its model, until rank 0 ends; return their number.
+
+        Raises:
+            ConfigurationError: this engine has no ranks, or is rank 0 itself.
+            EngineError: a rank is lost, or a step failed here; or another thread drives the engine.
+        """
+        if self._ranks is None or self._ranks.is_first:
+            raise ConfigurationError("only ranks other than the first follow: submit requests to rank 0")
+        with self._driving(), self._at_stake():
+            return follow(self._ranks, self.executor, self._parts.runner)
+
+    # Steps
+
     @property
     def has_work(self) -> bool:
         """Whether a request waits or runs, or a step is in flight."""
         return not self.scheduler.is_idle or self._loop.has_flight
-
-    # Steps
 
     def step(self) -> StepRecord:
         """Run one step.
 
         If the model fails or runs out of memory, the step is aborted, its record has the failure, and the next call
         repeats it. If that fails too, requests of the step end, "failed" (:class:`FailedSteps
-        <pagedkv.engine.failed_steps.FailedSteps>` has the rules).
+        <pagedkv.engine.step.FailedSteps>` has the rules).
 
         Raises:
             EngineError: the engine failed or the device is lost, and the engine cannot be used any more; or another
@@ -277,3 +586,37 @@ class EngineCore(PrefixCore):
         """
         with self._driving(), self._at_stake():
             return self._loop.step()
+
+    def _land(self) -> None:
+        """Finish the step in flight, if there is one. Raises EngineError, after which the engine cannot be used."""
+        with self._at_stake():
+            self._loop.finish_last()
+
+    # Checks
+
+    @contextmanager
+    def _at_stake(self) -> Iterator[None]:
+        """Make the engine unusable after an error that leaves a step half done.
+
+        Raises EngineError: after any error; RankLostError is raised as it is.
+        """
+        try:
+            yield
+        except Exception as problem:
+            self._failure = f"{type(problem).__name__}: {problem}"
+            self._loop.abandon()
+            if isinstance(problem, DeviceLostError) or is_device_failure(problem):
+                self._live.end_all(self._failure)
+            if isinstance(problem, RankLostError):
+                raise
+            if self._ranks is not None:
+                self._ranks.require_all()  # the loss of a rank may be behind any other error
+            raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
+
+    @contextmanager
+    def _driving(self) -> Iterator[None]:
+        """Hold the engine's lock. Raises EngineError where another thread holds it, or the engine has failed."""
+        with self.driver.driving():
+            if self._failure is not None:
+                raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
+            yield

@@ -18,14 +18,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never, final
 
-from pagedkv.engine.answer_stream import Outlet, OutletClosedError, Recipient, StreamMessage
-from pagedkv.engine.engine_request import EngineRequest
-from pagedkv.engine.intent import PLAIN, Intent
+from pagedkv.engine.answer_stream import NewTokens, Outlet, OutletClosedError, Recipient, StreamMessage
 from pagedkv.engine.llm import LLM, Prompt
-from pagedkv.engine.outputs import FinishReason
-from pagedkv.engine.records import StepRecord
+from pagedkv.engine.outputs import FinishReason, StepRecord
+from pagedkv.engine.request import PLAIN, EngineRequest, Intent
 from pagedkv.engine.sampling import SamplingParams
-from pagedkv.engine.updates import NewTokens
 from pagedkv.errors import EngineError, QueueFullError
 
 __all__ = ["Call", "Close", "End", "EngineThread", "Submit"]

@@ -1,4 +1,6 @@
-"""One forward pass over blocks: computes the model's calls of attention and of ``Cache.update``.
+"""What a model meets in a pass over blocks: attention and ``Cache.update``, and its cache object.
+
+One forward pass over blocks: computes the model's calls of attention and of ``Cache.update``.
 
 A pass has some tokens of a step: all of them in one flat row ``[1, tokens]``; or, since recurrent layers need rows of
 equal length, one sequence, or all decoding sequences, ``[sequences, 1]``. The tokens are always in the order of the
@@ -11,6 +13,10 @@ position that the pass sees, sequence after sequence; the model unfolds keys and
 with them::
 
     update(latents of this pass)  ->  | sequence 0: positions 0 .. end | sequence 1: 0 .. end | ...
+
+PagedCache: the cache object that a model is called with. It keeps only the recurrent states of one pass.
+
+Updates go to the pass under way. Layers without state are those of the dense cache, since models look at their types.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,10 +26,11 @@ import torch
 
 from pagedkv.attention import AttentionBackend, StepMetadata, Unfolding, gather, spans
 from pagedkv.device import Transfers
-from pagedkv.engine.grouping import EngineGroups
 from pagedkv.errors import EngineError
+from pagedkv.probe import compat
+from pagedkv.probe.layers import EngineGroups
 
-__all__ = ["ForwardPass"]
+__all__ = ["ForwardPass", "PagedCache"]
 
 
 @final
@@ -145,3 +152,67 @@ class ForwardPass:
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Reshape ``[rows, heads, tokens, dim]`` to ``[rows * tokens, heads, dim]``; a view if there is one row."""
     return tensor.transpose(1, 2).flatten(0, 1)
+
+
+@final
+class PagedCache(compat.Cache):
+    """The cache of one engine, for all of its passes.
+
+    Args:
+        model: the model, whose dense cache it replaces.
+    """
+
+    def __init__(self, model: compat.Model) -> None:
+        self._pristine = compat.dense_cache(model).layers
+        super().__init__(layers=list(self._pristine))
+        self._pass: ForwardPass | None = None
+
+    def begin(
+        self,
+        forward_pass: ForwardPass,
+        states: Mapping[int, compat.State],
+        recurrent: list[int],
+        *,
+        is_prompt: bool,
+    ) -> None:
+        """Begin a pass.
+
+        Args:
+            forward_pass: the pass.
+            states: the states that recurrent layers continue, by number of the layer, each ``[sequences, ...]``; they
+                are changed in place. None where sequences begin.
+            recurrent: numbers of all recurrent layers.
+            is_prompt: they are to take the tokens as a prompt's, also where it is one token.
+        """
+        self._pass = forward_pass
+        for layer_idx in recurrent:
+            layer = compat.empty_layer(self._pristine[layer_idx])
+            compat.load_state(layer, states.get(layer_idx, {}), is_prompt=is_prompt)
+            self.layers[layer_idx] = layer
+
+    def states(self, layer_idx: int) -> compat.State:
+        """Return the state of a recurrent layer after the pass."""
+        return compat.state_tensors(self.layers[layer_idx])
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pass keys and values on to the pass under way."""
+        return self._current().update(layer_idx, key_states, value_states)
+
+    def get_seq_length(  # type: ignore[override]  # a tensor, where a layer adds it to places
+        self, layer_idx: int | None = None
+    ) -> "int | torch.Tensor":
+        """Return the number of tokens before the pass, as models use it.
+
+        Without a layer it is for masks, which are not made here: 0. A layer adds it to ``arange(tokens)`` for its
+        positions (Llama 4): it gets the offset of every token.
+        """
+        if layer_idx is None or self._pass is None:
+            return 0
+        return self._pass.offsets[0] if len(self._pass.offsets) == 1 else self._pass.offsets
+
+    def _current(self) -> ForwardPass:
+        if self._pass is None:
+            raise EngineError("the engine's cache was used outside of a step")
+        return self._pass

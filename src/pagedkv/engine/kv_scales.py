@@ -18,10 +18,10 @@ import torch
 
 from pagedkv.contract.arguments import as_token_array
 from pagedkv.device import KVStorage
-from pagedkv.engine import compat
-from pagedkv.engine.borrowing import BorrowedModel
-from pagedkv.engine.grouping import EngineGroups
 from pagedkv.errors import ConfigurationError
+from pagedkv.probe import compat
+from pagedkv.probe.borrowing import BorrowedModel
+from pagedkv.probe.layers import EngineGroups
 
 __all__ = ["KVScales", "measure_kv_scales", "set_scales"]
 

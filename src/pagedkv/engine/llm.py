@@ -18,26 +18,22 @@ import numpy as np
 from pagedkv.contract.arguments import TokenIds, as_token_array
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import TenantLimits
-from pagedkv.engine import compat
+from pagedkv.engine.answer_stream import NewTokens, TokenUpdate
 from pagedkv.engine.answering import Sampler
-from pagedkv.engine.chat import chat_token_ids, is_chat
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.drafting import DEFAULT_DRAFT_TOKENS, DraftModel, paired, require_fit
-from pagedkv.engine.engine_request import EngineRequest
-from pagedkv.engine.grouping import EngineGroups, group_layers
-from pagedkv.engine.intent import PLAIN, Intent
-from pagedkv.engine.outputs import Completion, RequestOutput
-from pagedkv.engine.probe import probe
-from pagedkv.engine.prompts import Prompt, TokensPrompt
+from pagedkv.engine.drafter import DEFAULT_DRAFT_TOKENS, DraftModel, paired, require_fit
+from pagedkv.engine.outputs import Completion, RequestOutput, StepRecord
+from pagedkv.engine.prompts import Prompt, TokensPrompt, chat_token_ids, is_chat
 from pagedkv.engine.ranks import RankGroup, WholeModel, shard
-from pagedkv.engine.records import StepRecord
-from pagedkv.engine.refusals import require_supported
+from pagedkv.engine.request import PLAIN, EngineRequest, Intent
 from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.engine.self_test import self_test
 from pagedkv.engine.tiering import HandOff, NixlLink, TierStatistics, model_digest
-from pagedkv.engine.updates import NewTokens, TokenUpdate
 from pagedkv.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
+from pagedkv.probe import compat
+from pagedkv.probe.layers import EngineGroups, group_layers
+from pagedkv.probe.probing import probe, require_supported
 from pagedkv.warming import ATTENTION, make_ready, of_spaces, of_stores
 
 __all__ = ["LLM", "Prompt", "Tokenizer"]

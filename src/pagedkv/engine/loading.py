@@ -9,10 +9,10 @@ from typing import Final
 import torch
 from safetensors import SafetensorError
 
-from pagedkv.engine import compat
 from pagedkv.engine.llm import Tokenizer
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.model_folder import require_folder
+from pagedkv.probe import compat
 
 __all__ = ["DTYPES", "load", "load_tokenizer", "usable_device"]
 

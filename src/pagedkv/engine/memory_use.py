@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from pagedkv.engine import compat
 from pagedkv.errors import ConfigurationError
+from pagedkv.probe import compat
 
 __all__ = ["MemoryUse", "measured", "refusing", "require_room", "weights_nbytes"]
 

@@ -1,4 +1,12 @@
-"""The self-test at load: the model over blocks against the model as it is, dense, on the same tokens.
+"""The engine's judge: the model over blocks against the model by itself, at load and for whole answers.
+
+Finds out why a model's logits over blocks differ from its dense ones, by two passes of two tokens.
+
+The probe sees only what goes through the cache and the attention interface. State that a model keeps elsewhere, and
+arguments that it ignores, show only in its logits, and the passes here look for both. This decides nothing: it runs
+only for the message about a model that has failed its self-test.
+
+The self-test at load: the model over blocks against the model as it is, dense, on the same tokens.
 
 Two sequences of different lengths are computed in two chunks and one token more, their tokens beside one another, and
 every logit of every position is compared with a dense pass of each sequence alone. Whatever the probe misread shows
@@ -17,9 +25,14 @@ taken part by part, so that what is wrong in one part is not outvoted by others:
 
 (Random weights of an 8B Llama in bfloat16 on an H200: 0.19 of the spread over blocks, 0.15 by the model's own rounding,
 0.30 between dense bfloat16 and float32.)
+
+Dense generation by a model itself, and the number of tokens up to which it is certain.
+
+Two ways to compute the same logits round differently. So two answers can be compared only up to the first position at
+which rounding could change the token: where the two largest logits are closer than :data:`TOLERANCE` of their spread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,16 +45,100 @@ from pagedkv.attention import backend_for
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
-from pagedkv.engine import compat
-from pagedkv.engine.borrowing import BorrowedModel
-from pagedkv.engine.diagnosing import cause_of_difference, cause_of_own_difference
-from pagedkv.engine.flat_batch import FlatBatch
-from pagedkv.engine.grouping import EngineGroups
-from pagedkv.engine.runner import ModelRunner
+from pagedkv.engine.runner import FlatBatch, ModelRunner
 from pagedkv.errors import UnsupportedModelError
+from pagedkv.probe import compat
+from pagedkv.probe.borrowing import BorrowedModel
+from pagedkv.probe.layers import EngineGroups
 from pagedkv.space import BlockSpace
 
-__all__ = ["SelfTest", "self_test"]
+__all__ = [
+    "TOLERANCE",
+    "DenseAnswer",
+    "SelfTest",
+    "ask_dense",
+    "cause_of_difference",
+    "cause_of_own_difference",
+    "self_test",
+]
+NEAR: Final = 1e-3
+"""Of the logits' spread: equal but for rounding."""
+UNKNOWN: Final = "Some layer sees more, or less, than the probe found out; docs/engine.md lists what is supported"
+
+
+def cause_of_difference(model: compat.Model, groups: EngineGroups) -> str:
+    """Describe, in a sentence, what a model does that paged memory cannot follow. Changes nothing in the model.
+
+    Args:
+        model: one that answered otherwise; groups: what its layers were found to keep.
+    """
+    has_cap = any(layer.soft_cap for layer in groups.attention)
+    with torch.inference_mode(), BorrowedModel(model).dense(has_cap=has_cap):
+        before = dict(_attributes(model))
+        near = _logits(model, (0, 1))
+        after = dict(_attributes(model))
+        far = _logits(model, (3, 9))
+    kept = [name for name, tensor in after.items() if before.get(name) is not tensor]
+    if kept:
+        return (
+            f"Its layers keep what they need of earlier tokens in themselves ({kept[0]}), not in the cache: there it "
+            "belongs to whichever sequence came last"
+        )
+    cache = compat.dense_cache(model)
+    layers = compat.foreign_layers(cache)
+    if layers:
+        return (
+            f"Its cache keeps more of a sequence than keys and values of tokens, or states ({', '.join(layers)}): that "
+            "has no blocks here"
+        )
+    unseen = compat.windows_of(cache) - {extent for layer in groups.attention for extent in (layer.window, layer.chunk)}
+    if unseen:
+        return (
+            f"Its own cache keeps {min(unseen)} tokens, where its masks show all: dense, what it answers to a prompt "
+            "at once is not what it answers token by token"
+        )
+    if torch.equal(near, far):
+        return (
+            "It takes no notice of position_ids, and counts the tokens that it is given instead: in a row of several "
+            "sequences it places all of them behind one another"
+        )
+    return UNKNOWN
+
+
+def cause_of_own_difference(model: compat.Model, groups: EngineGroups, prompt: Sequence[int], own: torch.Tensor) -> str:
+    """Describe, in a sentence, what ``generate`` gives a model that the engine does not.
+
+    Args:
+        model, groups: as above; prompt: token ids.
+        own: the logits behind the prompt by ``generate``: ``[vocabulary]``.
+    """
+    ids, last = torch.tensor([prompt], device=model.device), torch.tensor([len(prompt) - 1], device=model.device)
+    has_cap = any(layer.soft_cap for layer in groups.attention)
+    with torch.inference_mode(), BorrowedModel(model).dense(has_cap=has_cap):
+        unplaced = compat.forward(model, last, compat.dense_cache(model), input_ids=ids)[0]
+    if torch.allclose(unplaced, own, atol=NEAR * float(own.std()), rtol=0.0):
+        return (
+            "generate leaves position_ids out, and then the model counts positions otherwise than from 0: those that "
+            "the engine gives would be wrong"
+        )
+    return "Its prepare_inputs_for_generation changes, adds or drops arguments"
+
+
+def _logits(model: compat.Model, positions: tuple[int, int]) -> torch.Tensor:
+    """Compute two tokens at these positions, dense."""
+    ids = torch.tensor([[1, 2]], device=model.device)
+    where = torch.tensor([positions], device=model.device)
+    wanted = torch.arange(2, device=model.device)
+    return compat.forward(model, wanted, compat.dense_cache(model), input_ids=ids, position_ids=where).clone()
+
+
+def _attributes(model: compat.Model) -> Iterator[tuple[str, torch.Tensor]]:
+    """List the tensors that modules have as plain attributes: neither weights nor buffers."""
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{name}.{attribute}", value
+
 
 LAST_CHUNK: Final = 2
 LEAST_TOKENS: Final = 11
@@ -310,3 +407,37 @@ def _over_blocks(
         for answer, part in zip(answers, torch.split(logits, [len(tokens) for tokens in parts]), strict=True):
             answer.append(part)
     return [torch.cat(answer) for answer in answers]
+
+
+TOLERANCE: Final = 1e-4
+"""Of the standard deviation of a position's logits; float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAnswer:
+    """The answer of dense generation.
+
+    Args:
+        token_ids: the tokens.
+        num_certain: tokens before the first that rounding could change.
+    """
+
+    token_ids: tuple[int, ...]
+    num_certain: int
+
+
+def ask_dense(model: compat.Model, groups: EngineGroups, prompt_token_ids: Sequence[int], num_new: int) -> DenseAnswer:
+    """Generate the most likely tokens by a model's own ``generate``, without end tokens.
+
+    Args:
+        model: the model.
+        groups: what its layers keep, from which their soft caps are read.
+        prompt_token_ids: at least one.
+        num_new: number of tokens, at least one.
+    """
+    has_cap = any(layer.soft_cap for layer in groups.attention)
+    with BorrowedModel(model).dense(has_cap=has_cap):
+        token_ids, logits = compat.dense_generate(model, prompt_token_ids, num_new)
+    top = logits.topk(2, dim=1).values
+    is_close = (top[:, 0] - top[:, 1] < TOLERANCE * logits.std(dim=1)).tolist()
+    return DenseAnswer(tuple(token_ids), is_close.index(True) if True in is_close else len(is_close))

@@ -12,11 +12,10 @@ from typing import Any, Final, cast, final
 import torch
 
 from pagedkv.attention import Unfolding, UnfoldingReader
-from pagedkv.engine import compat
-from pagedkv.engine.borrowing import BorrowedModel
-from pagedkv.engine.current_pass import IMPLEMENTATION, listening
-from pagedkv.engine.grouping import EngineGroups
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
+from pagedkv.probe import compat
+from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel, listening
+from pagedkv.probe.layers import EngineGroups
 
 __all__ = ["AbsorbedLatents", "Unfoldings", "latents_to_absorb", "read_unfoldings"]
 
@@ -41,7 +40,7 @@ def read_unfoldings(model: compat.Model, latents: Mapping[int, tuple[int, int]])
 
     Args:
         model: a decoder that was probed.
-        latents: widths of the two latent vectors, by layer, as :class:`~pagedkv.engine.grouping.EngineGroups`
+        latents: widths of the two latent vectors, by layer, as :class:`~pagedkv.probe.layers.EngineGroups`
             has them.
 
     Cost: one pass of two tokens, in which each layer unfolds as many latents as they have dimensions.

@@ -33,8 +33,8 @@ from pydantic_core import from_json
 
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.engine import Breakpoint
-from pagedkv.engine.chat import Chat, chat_text
 from pagedkv.engine.llm import plain_encoding
+from pagedkv.engine.prompts import Chat, chat_text
 from pagedkv.errors import RequestError
 from pagedkv.server.access import Caller
 from pagedkv.server.generation import PreparedPrompt

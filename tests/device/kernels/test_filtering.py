@@ -6,9 +6,15 @@ import torch
 from pagedkv.device.drawing import Draws, Filters
 from pagedkv.device.kernels import reference
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.engine.sampling.noise import gumbel, keys_of, run_words
-from pagedkv.engine.sampling.thresholds import WINDOW, Filters as SamplersFilters, thresholds
-from pagedkv.engine.sampling.tiles import tiled
+from pagedkv.engine.sampling.drawing import (
+    WINDOW,
+    Filters as SamplersFilters,
+    gumbel,
+    keys_of,
+    run_words,
+    thresholds,
+    tiled,
+)
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels
 
 pytestmark = needs_kernels

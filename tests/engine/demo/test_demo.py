@@ -11,14 +11,24 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from pagedkv.engine import LLM, EngineCore, StepRecord, compat
-from pagedkv.engine.demo.answer_check import Judged, answer_densely, judge
-from pagedkv.engine.demo.facts import ANSWER_LENGTH, draw_document
-from pagedkv.engine.demo.questions import LONGEST, SHORTEST, Question, draw_questions
-from pagedkv.engine.demo.serving import DEMO_CONFIG, Served, serve
+from pagedkv.engine import LLM, EngineCore, StepRecord
+from pagedkv.engine.demo.questions import (
+    ANSWER_LENGTH,
+    BOS,
+    LONGEST,
+    QUESTION,
+    SHORTEST,
+    VOCABULARY,
+    Question,
+    decode,
+    draw_document,
+    draw_questions,
+    encode,
+)
+from pagedkv.engine.demo.serving import DEMO_CONFIG, Judged, Served, answer_densely, judge, serve
 from pagedkv.engine.demo.trained import FOLDER, load_trained
-from pagedkv.engine.demo.words import BOS, QUESTION, VOCABULARY, decode, encode
 from pagedkv.errors import ConfigurationError
+from pagedkv.probe import compat
 from tests.cli.command import run
 from tools.train_demo_model import CONFIG, NOT_JUDGED, Batch, copies, documents, recall, train
 

@@ -6,8 +6,8 @@ import torch
 
 from pagedkv.engine.sampling import Place, SampledSequence, SamplingParams
 from pagedkv.engine.sampling.adjusting import Adjustment, features_of
-from pagedkv.engine.sampling.choosing import kept_least
-from pagedkv.engine.sampling.tiles import tiled
+from pagedkv.engine.sampling.drawing import tiled
+from pagedkv.engine.sampling.sampler import kept_least
 
 VOCAB_SIZE = 400
 END = 7

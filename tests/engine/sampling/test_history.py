@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pagedkv.engine.sampling import SamplingParams
-from pagedkv.engine.sampling.bad_words import BadWords, bad_words_as_ids
-from pagedkv.engine.sampling.history import TokenHistory
+from pagedkv.engine.sampling.parameters import BadWords, bad_words_as_ids
+from pagedkv.engine.sampling.sequence import TokenHistory
 from tests.engine.sampling.rows import sequence_of
 
 tokens = st.lists(st.integers(0, 30), max_size=12)

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams
-from pagedkv.engine.sampling.drawing import draw
-from pagedkv.engine.sampling.noise import GREATEST_NOISE, gumbel, keys_of, run_words, words
-from pagedkv.engine.sampling.tiles import TILE_SIZE, tiled
+from pagedkv.engine.sampling.drawing import GREATEST_NOISE, TILE_SIZE, draw, gumbel, keys_of, run_words, tiled, words
 from tests.engine.sampling.rows import VOCAB_SIZE, logits_of, sequence_of
 
 MASK = 2**64 - 1

@@ -54,7 +54,7 @@ def test_records_count_blocks_and_sequences(tmp_path: Path) -> None:
 
 
 def test_the_engines_own_records_are_read(tmp_path: Path) -> None:
-    records = pytest.importorskip("pagedkv.engine.records")
+    records = pytest.importorskip("pagedkv.engine.outputs")
     names = records.StepRecord.__dataclass_fields__
     record = records.StepRecord(**{name: 0.5 if name.endswith("_seconds") else 2 for name in names})
     steps = read_steps(written(tmp_path, json.dumps(asdict(record)) + "\n"))

@@ -16,8 +16,7 @@ from pagedkv.contract.extras import needing
 
 if TYPE_CHECKING:
     from pagedkv.engine.config import EngineConfig
-    from pagedkv.engine.demo.answer_check import Judged
-    from pagedkv.engine.demo.serving import Served
+    from pagedkv.engine.demo.serving import Judged, Served
 
 __all__ = ["demo"]
 
@@ -51,9 +50,13 @@ def demo(
         import torch  # noqa: PLC0415 - takes seconds to import, and is optional
 
         from pagedkv.engine import LLM  # noqa: PLC0415 - needs torch
-        from pagedkv.engine.demo.answer_check import judge  # noqa: PLC0415 - as above
         from pagedkv.engine.demo.questions import draw_questions  # noqa: PLC0415 - as above
-        from pagedkv.engine.demo.serving import DEMO_CONFIG, compile_loops, serve  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.serving import (  # noqa: PLC0415 - as above
+            DEMO_CONFIG,
+            compile_loops,
+            judge,
+            serve,
+        )
         from pagedkv.engine.demo.trained import load_trained  # noqa: PLC0415 - as above
 
         torch.set_num_threads(1)  # the model is too small to gain from several threads

@@ -108,10 +108,11 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
             require_model(str(each))
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import generating  # noqa: PLC0415 - paths are checked before torch is imported
-        from pagedkv.engine import SamplingParams, compat  # noqa: PLC0415 - as above
+        from pagedkv.engine import SamplingParams  # noqa: PLC0415 - as above
         from pagedkv.engine.demo.trained import load_demo  # noqa: PLC0415 - as above
         from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
         from pagedkv.engine.loading import load  # noqa: PLC0415 - as above
+        from pagedkv.probe import compat  # noqa: PLC0415 - as above
 
     config = engine.config()
     params = SamplingParams(max_tokens=max_tokens, n=samples, temperature=temperature, ignore_eos=ignore_eos)

@@ -167,8 +167,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     require_free(host, port)
     with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
-        from pagedkv.engine import compat  # noqa: PLC0415 - as above
         from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
+        from pagedkv.probe import compat  # noqa: PLC0415 - as above
         from pagedkv.server import ServerConfig, run  # noqa: PLC0415 - as above
         from pagedkv.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
 

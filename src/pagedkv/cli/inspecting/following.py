@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from pagedkv.cli.inspecting.pace import Pace
-from pagedkv.engine.flights import Finished
-from pagedkv.engine.recording import Recorder
+from pagedkv.engine.step import Finished, Recorder
 from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.server.inspector import InspectedReplay, MissedTokens, ReplayState
 from pagedkv.simulation import VirtualServer

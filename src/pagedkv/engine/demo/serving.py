@@ -1,31 +1,145 @@
-"""Serve the demonstration's questions from too little memory.
+"""The demonstration's run: its questions served, measured and checked.
+
+Meter: preemptions, evictions, forks and waste of memory, measured after every step.
+
+Waste is the share of slots without a token. It is measured over the block tables of sequences, where a shared block
+counts once for each of them, and over the blocks in use, each counted once. For comparison the meter also counts the
+slots that a reservation of ``max_tokens`` for each sequence would take.
+
+Serve the demonstration's questions from too little memory.
 
 The KV memory holds a third of the documents. So prefixes are hit and evicted, prompts are computed in chunks, and
 sequences are forked. When forks begin to write and no block is free, the last running request is preempted: it is
 swapped out, or recomputed if its prompt was not complete or the host pool is full.
+
+Compares answers with the facts of the documents, and with the answers of dense generation.
+
+Dense generation computes 64 padded prompts at a time, in contiguous caches; it uses no blocks.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, final
+
+import torch
 
 from pagedkv.contract.answers import Allocation
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
-from pagedkv.engine import compat
 from pagedkv.engine.config import EngineConfig
-from pagedkv.engine.demo.facts import ANSWER_LENGTH
-from pagedkv.engine.demo.meter import Measured, Meter
-from pagedkv.engine.demo.questions import Question, draw_questions
-from pagedkv.engine.engine_request import EngineRequest
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.demo.questions import ANSWER_LENGTH, Question, draw_questions
 from pagedkv.engine.llm import LLM
-from pagedkv.engine.records import StepRecord
+from pagedkv.engine.outputs import StepRecord
+from pagedkv.engine.request import EngineRequest
 from pagedkv.engine.sampling import SamplingParams
+from pagedkv.probe import compat
 from pagedkv.space import BlockSpace
 
-__all__ = ["DEMO_CONFIG", "Answer", "Served", "Watch", "compile_loops", "serve"]
+__all__ = [
+    "DEMO_CONFIG",
+    "LEAST_RIGHT",
+    "Answer",
+    "Judged",
+    "Measured",
+    "Meter",
+    "Served",
+    "Watch",
+    "answer_densely",
+    "compile_loops",
+    "judge",
+    "serve",
+]
+NOTHING_HELD: Final = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measurements of a run.
+
+    Args:
+        num_steps: steps of the engine.
+        num_chunked: prompts that were computed over several steps; num_forked: answers that began as forks.
+        num_swapped, num_recomputed: preemptions by kind.
+        num_evictions: cached blocks that were evicted.
+        most_waste: the largest share, after any step, of slots without a token in the tables of running sequences.
+        most_waste_of_blocks: the same share of the blocks in use, each counted once.
+        reserved_ratio: slots of a reservation of ``max_tokens`` for each sequence, over slots of blocks in use; both
+            summed over the steps.
+    """
+
+    num_steps: int
+    num_chunked: int
+    num_forked: int
+    num_swapped: int
+    num_recomputed: int
+    num_evictions: int
+    most_waste: float
+    most_waste_of_blocks: float
+    reserved_ratio: float
+
+
+@final
+class Meter:
+    """Measures an engine, and does not change it.
+
+    Args:
+        core: the engine.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._num_steps = self._num_swapped = self._num_recomputed = 0
+        self._chunked: set[int] = set()
+        self._forked: dict[int, int] = {}
+        self._most_waste = self._most_waste_of_blocks = NOTHING_HELD
+        self._num_reserved = self._num_held = 0
+
+    def note(self, record: StepRecord) -> None:
+        """Add the measurements of a step; to be called after every step. O(running sequences)."""
+        self._num_steps += 1
+        self._num_swapped += record.num_swapped_out
+        self._num_recomputed += record.num_recomputed
+        for request in self._core.scheduler.running:
+            if request.num_unscheduled:
+                self._chunked.add(request.number)
+            if len(request.rows) > 1:
+                self._forked[request.number] = request.num_sequences - 1
+        self._note_memory()
+
+    def measured(self) -> Measured:
+        """Return the measurements so far."""
+        return Measured(
+            num_steps=self._num_steps,
+            num_chunked=len(self._chunked),
+            num_forked=sum(self._forked.values()),
+            num_swapped=self._num_swapped,
+            num_recomputed=self._num_recomputed,
+            num_evictions=sum(pool.num_evictions for pool in self._core.space.statistics().pools),
+            most_waste=self._most_waste,
+            most_waste_of_blocks=self._most_waste_of_blocks,
+            reserved_ratio=self._num_reserved / max(1, self._num_held),
+        )
+
+    def _note_memory(self) -> None:
+        space = self._core.space
+        rows = [row for request in self._core.scheduler.running for row in request.rows]
+        if not rows:
+            return
+        block_size = space.block_size()
+        lengths, num_blocks = space.lengths(rows), space.num_blocks(rows)
+        empty = num_blocks * block_size - lengths
+        self._most_waste = max(self._most_waste, float(empty.sum() / (num_blocks.sum() * block_size)))
+        # Empty slots are in a sequence's last block, which forks share until one of them writes.
+        tails = space.block_table()[rows, num_blocks - 1]
+        num_empty = sum(dict(zip(tails.tolist(), empty.tolist(), strict=True)).values())
+        num_held = space.num_live_blocks() * block_size
+        self._most_waste_of_blocks = max(self._most_waste_of_blocks, num_empty / num_held)
+        self._num_reserved += len(rows) * space.config.max_tokens
+        self._num_held += num_held
+
 
 DEMO_CONFIG: Final = EngineConfig(
     block_size=16,
@@ -41,11 +155,8 @@ DEMO_CONFIG: Final = EngineConfig(
 
 :func:`compile_loops` compiles the loops that the demonstration runs, about half of an engine's.
 """
-
 MOST_WAITING: Final = 64
-
 Answer: TypeAlias = tuple[int, ...]
-
 Watch: TypeAlias = Callable[[StepRecord, int], None]
 """Called with each step's record, and the number of answered questions."""
 
@@ -143,3 +254,84 @@ def _submit(llm: LLM, question: Question) -> list[EngineRequest]:
     if question.num_answers > 1:  # several answers must be drawn; with top_k=1 all are the most likely tokens
         params = replace(params, n=question.num_answers, temperature=1.0, top_k=1)
     return llm.submit([question.prompt.tolist()], params)
+
+
+LEAST_RIGHT: Final = 0.98
+"""Least share of right answers that passes."""
+BATCH_SIZE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Counts of right answers, and the speed of dense generation.
+
+    Args:
+        num_answers: answers in all.
+        num_right: answers that equal the fact in the document.
+        num_same: answers that equal those of dense generation, token for token.
+        seconds: time of dense generation, which answers each question once.
+        num_tokens: tokens of its prompts and answers, without padding.
+    """
+
+    num_answers: int
+    num_right: int
+    num_same: int
+    seconds: float
+    num_tokens: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of answers that are right."""
+        return self.num_right / self.num_answers
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of prompts and answers a second, of dense generation."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def failings(self) -> list[str]:
+        """A sentence for each condition that is not met; empty if all are."""
+        failings = []
+        if self.accuracy < LEAST_RIGHT:
+            failings.append(f"{self.accuracy:.2%} of the answers are right, where {LEAST_RIGHT:.0%} must be")
+        if self.num_same < self.num_answers:
+            num_other = self.num_answers - self.num_same
+            failings.append(f"{num_other:,} of {self.num_answers:,} answers are not those of dense generation")
+        return failings
+
+    def as_dict(self) -> dict[str, object]:
+        """Return all numbers for JSON."""
+        return {
+            "num_answers": self.num_answers,
+            "num_right": self.num_right,
+            "accuracy": self.accuracy,
+            "num_same_as_dense": self.num_same,
+            "dense_seconds": self.seconds,
+            "dense_tokens_per_second": self.tokens_per_second,
+        }
+
+
+def judge(model: compat.Model, questions: Sequence[Question], served: Served) -> Judged:
+    """Compare all answers with the documents, and with dense generation, which is timed."""
+    begin = perf_counter()
+    dense = answer_densely(model, questions)
+    seconds = perf_counter() - begin
+    expected = zip(served.answers, questions, dense, strict=True)
+    compared = [(answer, question, same) for answers, question, same in expected for answer in answers]
+    return Judged(
+        num_answers=len(compared),
+        num_right=sum(answer == tuple(question.answer.tolist()) for answer, question, _ in compared),
+        num_same=sum(answer == same for answer, _, same in compared),
+        seconds=seconds,
+        num_tokens=sum(len(question.prompt) + ANSWER_LENGTH for question in questions),
+    )
+
+
+def answer_densely(model: compat.Model, questions: Sequence[Question]) -> list[Answer]:
+    """Answer each question once with ``generate`` of transformers, in padded batches."""
+    answers: list[Answer] = []
+    for first in range(0, len(questions), BATCH_SIZE):
+        prompts = [torch.from_numpy(each.prompt).long() for each in questions[first : first + BATCH_SIZE]]
+        answers += map(tuple, compat.generate_padded(model, prompts, ANSWER_LENGTH))
+    return answers

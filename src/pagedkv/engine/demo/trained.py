@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import safetensors.torch
 
-from pagedkv.engine import compat
 from pagedkv.engine.llm import Tokenizer
 from pagedkv.engine.loading import usable_device
 from pagedkv.errors import ConfigurationError
+from pagedkv.probe import compat
 
 __all__ = ["FOLDER", "SHA256", "load_demo", "load_trained"]
 

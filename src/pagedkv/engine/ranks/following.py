@@ -6,7 +6,7 @@ import torch
 
 from pagedkv.device import PlanExecutor, StepInputs
 from pagedkv.engine.ranks.rank_group import RankGroup, SentCopy, SentStep
-from pagedkv.engine.ranks.ranked_blocks import OtherRankBlocks
+from pagedkv.engine.ranks.ranked_content import OtherRankBlocks
 from pagedkv.engine.runner import ModelRunner
 
 __all__ = ["follow"]

@@ -28,8 +28,8 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.plan import StepPlan
 from pagedkv.device import is_device_failure
-from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.ranks.peer_watch import PeerWatch, connect_to_first, connect_to_others
+from pagedkv.engine.runner import FlatBatch
 from pagedkv.errors import ConfigurationError, EngineError, RankLostError
 from pagedkv.tiers.entry_blocks import Rows
 

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from pagedkv.contract.head_slices import heads_of_rank
-from pagedkv.engine import compat
 from pagedkv.errors import UnsupportedModelError
+from pagedkv.probe import compat
 
 __all__ = ["shard"]
 

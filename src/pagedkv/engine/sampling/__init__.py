@@ -22,19 +22,14 @@ tensor([7], dtype=torch.int32)
 """
 
 from pagedkv.engine.sampling.adjusting import Place, beam_logprobs
-from pagedkv.engine.sampling.bad_words import bad_words_as_ids
 from pagedkv.engine.sampling.beams import BeamSearch, BeamStep, FinishedBeam
-from pagedkv.engine.sampling.choosing import NO_TOKEN
+from pagedkv.engine.sampling.drawing import seed_of
 from pagedkv.engine.sampling.foreign import NOT_READY, LogitsProcessor, TokenMatcher, XGrammarMatcher
 from pagedkv.engine.sampling.logprobs import SlicedLogprobs, TokenLogprobs, prompt_logprobs
-from pagedkv.engine.sampling.noise import seed_of
-from pagedkv.engine.sampling.parameters import SamplingParams
-from pagedkv.engine.sampling.pending import PendingTokens
-from pagedkv.engine.sampling.sampled_tokens import SampledTokens, WaitingRow
-from pagedkv.engine.sampling.sampler import BatchSampler
+from pagedkv.engine.sampling.parameters import SamplingParams, bad_words_as_ids
+from pagedkv.engine.sampling.sampler import NO_TOKEN, BatchSampler, PendingTokens, SampledTokens, WaitingRow
 from pagedkv.engine.sampling.sequence import SampledSequence
-from pagedkv.engine.sampling.stopping import Ending, FinishReason, StopDetector
-from pagedkv.engine.sampling.text import AnswerText
+from pagedkv.engine.sampling.stopping import AnswerText, Ending, FinishReason, StopDetector
 
 __all__ = [
     "NOT_READY",

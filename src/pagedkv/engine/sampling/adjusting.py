@@ -1,4 +1,8 @@
-"""Changes of scores before a token is chosen: bias, penalties and bans, by the parameters of each row.
+"""From logits to adjusted scores, without a wait of the host for the device.
+
+Copies of tensors between host and device that the host does not wait for, from and to pinned memory.
+
+Changes of scores before a token is chosen: bias, penalties and bans, by the parameters of each row.
 
 They concern few tokens of a row, so these scores are read, changed and written back in place, for all rows at once, in
 the order of transformers: bias, repetition penalty, (presence and frequency, which it lacks,) bad words, minimum
@@ -13,10 +17,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagedkv.engine.sampling.sending import sent
 from pagedkv.engine.sampling.sequence import Feature, SampledSequence
 
-__all__ = ["Adjustment", "Place", "beam_logprobs", "features_of"]
+__all__ = ["Adjustment", "Place", "beam_logprobs", "features_of", "fetched", "sent"]
+
+
+def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy numbers to a device. From pageable memory the host would wait until the device is done with earlier work."""
+    if device.type != "cuda" or numbers.is_cuda:
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)
+
+
+def fetched(numbers: torch.Tensor) -> torch.Tensor:
+    """Begin to copy numbers to the host. The copy is complete once an event that is recorded after this call is."""
+    return numbers.to("cpu", non_blocking=True)  # into pinned memory
 
 
 class Place(NamedTuple):

@@ -23,11 +23,10 @@ import numpy as np
 import torch
 
 from pagedkv.device import Draws, Filters
-from pagedkv.engine.sampling.adjusting import Adjustment, Place
+from pagedkv.engine.sampling.adjusting import Adjustment, Place, sent
+from pagedkv.engine.sampling.drawing import tiled
 from pagedkv.engine.sampling.logprobs import LogprobColumns, logprob_columns
-from pagedkv.engine.sampling.sending import sent
 from pagedkv.engine.sampling.sequence import Feature
-from pagedkv.engine.sampling.tiles import tiled
 
 __all__ = ["Ahead", "choose_ahead"]
 

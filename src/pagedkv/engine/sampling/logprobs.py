@@ -11,8 +11,7 @@ from typing import Final, NamedTuple, final
 
 import torch
 
-from pagedkv.engine.sampling.thresholds import log_mass
-from pagedkv.engine.sampling.tiles import TiledScores, as_scores, elements_at_once, tiled
+from pagedkv.engine.sampling.drawing import TiledScores, as_scores, elements_at_once, log_mass, tiled
 from pagedkv.errors import TensorError
 
 __all__ = ["LogprobColumns", "SlicedLogprobs", "TokenLogprobs", "logprob_columns", "logprobs_of", "prompt_logprobs"]

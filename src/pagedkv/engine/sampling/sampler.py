@@ -1,10 +1,23 @@
-"""The tokens of a step: one for each row of logits, by the parameters of that row. A row costs only what it uses.
+"""From logits to sampled tokens: choosing, what is pending on the device, rows that wait or fail.
+
+Chooses tokens from adjusted scores: for greedy rows, and with temperature, filters and noise for drawn rows.
+
+The parameters of many requests become columns, so that all rows of one kind are computed together. A row whose greatest
+score is not finite gets no token and fails; the other rows do not.
+
+SampledTokens: what a step sampled; WaitingRow: a row that has no token yet.
+
+PendingTokens: the sampled tokens of a step, which the device may still be computing.
+
+The next step reads the token ids on the device. The host waits for its copy only when it needs it.
+
+The tokens of a step: one for each row of logits, by the parameters of that row. A row costs only what it uses.
 
 ::
 
     logits [rows, vocabulary]
       bias, penalties, bans        all rows with them, at once                        (adjusting)
-      greatest, or filters, noise  all rows without foreign processors                (choosing, thresholds, drawing)
+      greatest, or filters, noise  all rows without foreign processors                (drawing)
       log-probabilities            rows with ``logprobs``, of the unchanged logits    (logprobs)
       foreign processors           row by row, after all others, then that row's
                                    filters, noise and log-probabilities               (foreign)
@@ -17,25 +30,262 @@ sampler keeps no state between calls: that is in each
 :class:`~pagedkv.engine.sampling.sequence.SampledSequence`.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, final
 
 import torch
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.device import kernels_for
-from pagedkv.engine.sampling.adjusting import Adjustment, Place, features_of
+from pagedkv.engine.sampling.adjusting import Adjustment, Place, features_of, fetched
 from pagedkv.engine.sampling.ahead import choose_ahead
-from pagedkv.engine.sampling.choosing import NO_TOKEN, choose, choose_greatest, greatest_words
+from pagedkv.engine.sampling.drawing import (
+    WINDOW,
+    Filters,
+    TiledScores,
+    as_scores,
+    draw,
+    draw_from_window,
+    keys_of,
+    thresholds,
+    tiled,
+)
 from pagedkv.engine.sampling.foreign import apply_foreign
-from pagedkv.engine.sampling.logprobs import TokenLogprobs, logprobs_of
-from pagedkv.engine.sampling.pending import PendingTokens
-from pagedkv.engine.sampling.sampled_tokens import SampledTokens, WaitingRow
+from pagedkv.engine.sampling.logprobs import LogprobColumns, TokenLogprobs, logprobs_of
 from pagedkv.engine.sampling.sequence import Feature
-from pagedkv.engine.sampling.tiles import TiledScores, as_scores, tiled
-from pagedkv.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError, SamplingError
 
-__all__ = ["BatchSampler"]
+__all__ = [
+    "NO_TOKEN",
+    "BatchSampler",
+    "Chosen",
+    "PendingTokens",
+    "SampledTokens",
+    "WaitingRow",
+    "choose",
+    "choose_greatest",
+    "chosen_of_words",
+    "greatest_words",
+    "kept_least",
+]
+NO_TOKEN: Final = -1
+"""The token id of a row that waits or has failed."""
+FEW_SCORES: Final = 1024
+"""At most so many scores a row are reduced without tiles, which are slower there."""
+
+
+class Chosen(NamedTuple):
+    """Tokens of rows.
+
+    Args:
+        token_ids: integers ``[rows]``, NO_TOKEN for a row that failed; failures: the error of each such row.
+    """
+
+    token_ids: torch.Tensor
+    failures: dict[int, Exception]
+
+
+def choose(tiles: TiledScores, rows: Sequence[int], places: Sequence[Place]) -> Chosen:
+    """Choose a token for each of these rows of the scores; ``places[i]`` is the sequence of ``rows[i]``."""
+    device = tiles.scores.device
+    chosen = torch.full((len(rows),), NO_TOKEN, dtype=torch.int64, device=device)
+    at = torch.tensor(rows, dtype=torch.int64, device=device)
+    is_noisy = [bool(place.sequence.features & Feature.NOISE) for place in places]
+    noisy = [index for index, drawn in enumerate(is_noisy) if drawn]
+    greedy = [index for index, drawn in enumerate(is_noisy) if not drawn]
+    if greedy:
+        which = torch.tensor(greedy, device=device)
+        chosen[which] = tiles.argmax(at[which])
+    for is_filtered in (False, True):
+        drawn = [index for index in noisy if bool(places[index].sequence.features & Feature.FILTERS) == is_filtered]
+        if drawn:
+            which = torch.tensor(drawn, device=device)
+            draw_some = _draw_filtered if is_filtered else _draw_unfiltered
+            chosen[which] = draw_some(tiles, at[which], [places[index] for index in drawn])
+    return _without_failures(chosen, tiles.maxima[at].amax(dim=1), places)
+
+
+def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Choose the token with the greatest score of every row, the lowest id among equal ones: one pass over the scores.
+
+    ``places[i]`` is the sequence of row ``i``. The result is int32 on the host, which waits for the device once.
+    """
+    return chosen_of_words(greatest_words(scores).cpu(), places)
+
+
+def greatest_words(scores: torch.Tensor) -> torch.Tensor:
+    """Find the token with the greatest score of every row, the lowest id among equal ones, on the scores' device.
+
+    Returns int32 ``[2, rows]``: token ids, and the bits of their float32 scores, so that one copy moves both to the
+    host.
+    """
+    if scores.shape[1] <= FEW_SCORES:
+        token_ids, greatest = scores.argmax(dim=1), scores.amax(dim=1)
+    else:
+        tiles = tiled(scores)
+        token_ids = tiles.argmax(torch.arange(len(scores), device=scores.device))
+        greatest = tiles.maxima.amax(dim=1)
+    return torch.stack([token_ids.int(), greatest.view(torch.int32)])
+
+
+def chosen_of_words(words: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Return the tokens of what :func:`greatest_words` returned, copied to the host."""
+    return _without_failures(words[0], words[1].view(torch.float32), places)
+
+
+def _draw_unfiltered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+    temperatures = _filters(rows, places).temperatures
+    everything = torch.full_like(temperatures, -torch.inf)
+    return draw(tiles, rows, temperatures, everything, _keys(places, rows.device))
+
+
+def _draw_filtered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+    """Draw from the window of a row's greatest scores if it has all that the filters keep, and else from all tiles."""
+    filters, keys = _filters(rows, places), _keys(places, rows.device)
+    token_ids, window = tiles.largest(rows, WINDOW)
+    least = thresholds(tiles, filters, window)
+    tokens = draw_from_window(token_ids, window, filters.temperatures, least, keys)
+    is_wider = window[:, -1] >= least
+    wider = is_wider.nonzero()[:, 0] if window.shape[1] < tiles.scores.shape[1] else rows[:0]
+    if len(wider):
+        tokens[wider] = draw(tiles, rows[wider], filters.temperatures[wider], least[wider], keys[wider])
+    return tokens
+
+
+def kept_least(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+    """Find the least score that each row's filters keep: float32 ``[rows]``, -inf for a row that keeps all."""
+    return thresholds(tiles, _filters(rows, places), tiles.largest(rows, WINDOW)[1])
+
+
+def _filters(rows: torch.Tensor, places: Sequence[Place]) -> Filters:
+    """Put the parameters of rows into columns, with a temperature of 1 for a greedy row."""
+    params = [place.sequence.params for place in places]
+    device = rows.device
+    return Filters(
+        rows,
+        _column([each.temperature or 1.0 for each in params], torch.float32, device),
+        _column([each.top_k for each in params], torch.int64, device),
+        _column([each.top_p for each in params], torch.float64, device),
+        _column([each.min_p for each in params], torch.float32, device),
+    )
+
+
+def _keys(places: Sequence[Place], device: torch.device) -> torch.Tensor:
+    columns = [(place.sequence.seed, place.sequence.sample, place.sequence.position(place.drafts)) for place in places]
+    return keys_of(*torch.tensor(columns, dtype=torch.int64).T).to(device)
+
+
+def _column(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def _without_failures(token_ids: torch.Tensor, greatest: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Set NO_TOKEN and an error for rows whose greatest score is not finite; -inf means that no token is allowed."""
+    is_finite = torch.isfinite(greatest)
+    if bool(is_finite.all()):
+        return Chosen(token_ids, {})
+    failures: dict[int, Exception] = {}
+    for index in (~is_finite).nonzero()[:, 0].tolist():
+        if float(greatest[index]) == -torch.inf:
+            reason = "no token is allowed: its bias, its bans or a foreign processor forbid all of them"
+        else:
+            reason = f"its greatest score is {float(greatest[index])}, from the model or a foreign processor"
+        position = places[index].sequence.position(places[index].drafts)
+        failures[index] = SamplingError(f"position {position} of this sequence cannot be sampled: {reason}")
+        token_ids[index] = NO_TOKEN
+    return Chosen(token_ids, failures)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRow:
+    """A row that its foreign processors have not answered yet.
+
+    Args:
+        row: its place in the batch that it came with; place: whose it is.
+        scores: float32 ``[1, vocabulary]``, with bias, penalties and bans: a copy of its own.
+        logits: float32 ``[1, vocabulary]`` as the model gave them, where log-probabilities are wanted.
+    """
+
+    row: int
+    place: Place
+    scores: torch.Tensor
+    logits: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The sampled tokens of a step.
+
+    Args:
+        token_ids: int32 ``[rows]``, on the logits' device, or on the host where the device chose them alone;
+            NO_TOKEN where a row waits or failed.
+        waiting: rows whose foreign processors were not ready.
+        failures: errors of failed rows, by row: a SamplingError, or that of a foreign processor.
+        logprobs: of rows with ``logprobs`` and a token, by row.
+    """
+
+    token_ids: torch.Tensor
+    waiting: tuple[WaitingRow, ...] = ()
+    failures: Mapping[int, Exception] = field(default_factory=dict)
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+
+
+@final
+class PendingTokens:
+    """Tokens of rows.
+
+    Args:
+        token_ids: integers ``[rows]``, on the device.
+        sampled: the tokens on the host, with failures and log-probabilities; None: their copy is under way.
+
+    Attributes:
+        token_ids: the same.
+    """
+
+    def __init__(self, token_ids: torch.Tensor, sampled: SampledTokens | None) -> None:
+        self.token_ids = token_ids
+        self._sampled = sampled
+        self._places: Sequence[Place] = ()
+        self._words: torch.Tensor | None = None
+        self._logprobs: LogprobColumns | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    @classmethod
+    def on_their_way(
+        cls, words: torch.Tensor, places: Sequence[Place], logprobs: LogprobColumns | None = None
+    ) -> "PendingTokens":
+        """Begin to copy tokens to the host, which does not wait for the device to sample them.
+
+        Args:
+            words: int32 ``[2, rows]``: token ids, and the bits of each row's greatest score.
+            places: the sequence of each row.
+            logprobs: log-probabilities of some rows' tokens; None: no row has any.
+        """
+        pending = cls(words[0], None)
+        pending._places = places
+        pending._words = fetched(words)
+        if logprobs is not None:
+            rows, counts, *columns = logprobs
+            pending._logprobs = LogprobColumns(rows, counts, *map(fetched, columns))
+        if words.is_cuda:
+            pending._copied = torch.cuda.Event()
+            pending._copied.record()
+        return pending
+
+    def wait(self) -> SampledTokens:
+        """Wait until the copy is complete, and return the tokens on the host."""
+        if self._sampled is None:
+            assert self._words is not None, "tokens that are neither sampled nor being copied"
+            if self._copied is not None:
+                self._copied.synchronize()
+            chosen = chosen_of_words(self._words, self._places)
+            logprobs = {}
+            if self._logprobs is not None:
+                by_row = self._logprobs.by_row(chosen.token_ids[list(self._logprobs.rows)].tolist())
+                logprobs = {row: each for row, each in by_row.items() if row not in chosen.failures}
+            self._sampled = SampledTokens(chosen.token_ids, failures=chosen.failures, logprobs=logprobs)
+        return self._sampled
 
 
 @final

@@ -10,9 +10,9 @@ from typing import Protocol, assert_never, final
 
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.device import FP8_TYPES, KeyValueShape, KVStorage, LatentShape, StateShape
-from pagedkv.engine import compat
 from pagedkv.engine.tiering.block_bytes import block_bytes_with_staging, block_nbytes, open_tier_memory
 from pagedkv.engine.tiering.identity import Scales, identity_of, model_digest
+from pagedkv.probe import compat
 from pagedkv.tiers import HostMemory, Identity, Tier
 from pagedkv.tiers.entry_blocks import BlockBytes
 

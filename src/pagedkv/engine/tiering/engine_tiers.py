@@ -29,7 +29,7 @@ from typing import Final, final
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import RequestKeys
-from pagedkv.engine.engine_request import EngineRequest
+from pagedkv.engine.request import EngineRequest
 from pagedkv.engine.tiering.content import StoredContent
 from pagedkv.engine.tiering.hand_off import HandOff, announce, entries_of
 from pagedkv.engine.tiering.open_tier import LOG, OpenTier

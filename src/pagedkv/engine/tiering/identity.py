@@ -35,9 +35,9 @@ from torch.nn.modules import module as of_all_modules
 from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape
-from pagedkv.engine import compat
-from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.errors import UnsupportedModelError
+from pagedkv.probe import compat
+from pagedkv.probe.borrowing import BorrowedModel
 from pagedkv.tiers import GroupLayout, Identity, ModelIdentity
 
 __all__ = ["Scales", "code_digest", "identity_of", "model_digest", "require_no_hooks"]
@@ -46,7 +46,7 @@ FORMAT: Final = "1"
 PIECE_NBYTES: Final = 2**26
 UNIMPORTANT: Final = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype"})
 ADAPTER_STATE: Final = ("_active_adapter", "_disable_adapters", "merged_adapters")
-"""What PEFT's layers keep of adapters, as in :mod:`pagedkv.engine.model_watch`."""
+"""What PEFT's layers keep of adapters, as in :mod:`pagedkv.engine.captured_passes`."""
 Scales: TypeAlias = tuple[tuple[float, ...], ...]
 """The scales of each group that is stored in eight bits; of other groups none."""
 

@@ -13,9 +13,10 @@ from typing import Any, Final, assert_never, final
 
 import torch
 
-from pagedkv.engine import StepRecord, compat
+from pagedkv.engine import StepRecord
 from pagedkv.engine.answer_stream import OutletClosedError, StreamMessage
 from pagedkv.errors import EngineError, PagedKVError
+from pagedkv.probe import compat
 from pagedkv.server.answer_formats import with_matchers
 from pagedkv.server.engine_process.inspection import InspectionChild
 from pagedkv.server.engine_process.messages import (

@@ -17,12 +17,10 @@ from typing import final
 from pagedkv.attention import AttentionBackend, backend_for
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
-from pagedkv.engine import compat
 from pagedkv.engine.captured_passes import CapturedPasses, of_tables, what_prevents_graphs
 from pagedkv.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.engine.config import EngineConfig
-from pagedkv.engine.drafting import Drafter, DraftModel
-from pagedkv.engine.grouping import EngineGroups
+from pagedkv.engine.drafter import Drafter, DraftModel
 from pagedkv.engine.kv_scales import set_scales
 from pagedkv.engine.memory_use import MemoryUse, refusing, require_room
 from pagedkv.engine.ranks import RankedContent, RankGroup, WholeModel
@@ -30,6 +28,8 @@ from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.tiering import OwnContent, StoredContent
 from pagedkv.engine.unfoldings import AbsorbedLatents, latents_to_absorb
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
+from pagedkv.probe import compat
+from pagedkv.probe.layers import EngineGroups
 from pagedkv.space import BlockSpace
 
 __all__ = ["EngineParts", "ModelTraits", "require_draft_model"]

@@ -1,25 +1,128 @@
-"""The probe: one forward pass of two tokens, which finds out what every layer of a model keeps and reads.
+"""What a model's layers keep and read, found out by one pass of two tokens; what is refused before and there.
+
+Models that are refused by name before the probe, for reasons that a probe of two tokens cannot find.
+
+With rotary factors that depend on the longest position of a pass, one sequence would change another's output. Layers in
+training mode would not compute the same logits twice.
+
+Which rule a mask function follows: full, window or chunk. Found out by asking it about positions.
+
+Masks of transformers are functions of (batch, head, query, key); windows and chunks are closures in them. Such a
+function is asked which keys some queries see. What fits no rule at every query asked is a real mask.
+
+The probe: one forward pass of two tokens, which finds out what every layer of a model keeps and reads.
 
 It watches the attention function that the model calls by name, the mask function, whose results return as masks of
 calls, and ``Cache.update``. A call reads the source whose tensors it has as arguments. A call right after an update
 with tensors of no source has unfolded them from that update (latents).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, assert_never, cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pagedkv.engine import compat
-from pagedkv.engine.borrowing import BorrowedModel
-from pagedkv.engine.current_pass import PROBE, listening
-from pagedkv.engine.layer_specs import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
-from pagedkv.engine.mask_rules import rule_of_mask
 from pagedkv.errors import RankLostError, UnsupportedModelError
+from pagedkv.probe import compat
+from pagedkv.probe.borrowing import PROBE, BorrowedModel, listening
+from pagedkv.probe.layers import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
 
-__all__ = ["probe"]
+__all__ = ["NUM_POSITIONS", "probe", "require_supported", "rule_of_mask"]
+BY_LENGTH: Final = {
+    "longrope": "its rotary factors are others once any sequence of the pass is longer than the original context",
+    "dynamic": "its rotary factors depend on the longest position of the pass (dynamic NTK)",
+}
+
+
+def require_supported(model: compat.Model) -> None:
+    """Refuse a model that would answer wrongly, or not reproducibly. Changes nothing.
+
+    Raises:
+        UnsupportedModelError: which model, why, and what to do.
+        MissingExtraError: transformers is too old.
+    """
+    compat.require_version()
+    compat.refuse_encoder(model)
+    name = type(model).__name__
+    if model.training:
+        raise UnsupportedModelError(f"{name} is in training mode, where dropout changes answers: call model.eval()")
+    for rule in sorted(compat.position_rules(model)):
+        if rule in BY_LENGTH:
+            raise UnsupportedModelError(
+                f"{name}: rope_type is {rule!r}: {BY_LENGTH[rule]}, so a request's answer would depend on its "
+                "neighbours. Set rope_type to 'default' in config.rope_parameters, and stay within the original "
+                "context, or use a model with another rule (llama3, yarn, linear)"
+            )
+
+
+NUM_POSITIONS: Final = 2**17
+"""Positions at which mask functions are evaluated; longer windows count as full attention."""
+FURTHER_QUERIES: Final = 12
+
+
+def rule_of_mask(mask: Callable[..., Any], num_positions: int = NUM_POSITIONS) -> Rule | None:
+    """Return the rule of a mask function; None if it follows none. O(positions) for each query.
+
+    A function that looks up positions among the tokens of its pass is a real mask: it fails beyond them.
+    """
+    try:
+        return _rule(mask, num_positions)
+    except IndexError:
+        return None
+
+
+def _rule(mask: Callable[..., Any], num_positions: int) -> Rule | None:
+    last = num_positions - 1
+    first = _first_seen(mask, last)
+    if first is None:
+        return None
+    if first == 0:
+        return _if_everywhere(mask, Rule("full"), num_positions)
+    window = _if_everywhere(mask, Rule("window", last - first + 1), num_positions)
+    if window is not None:
+        return window
+    # Of a chunk's start all divisors may be its length: the true one ends where the keys seen begin anew.
+    next_start = _first_seen(mask, first - 1)
+    return None if next_start is None else _if_everywhere(mask, Rule("chunk", first - next_start), num_positions)
+
+
+def _if_everywhere(mask: Callable[..., Any], rule: Rule, num_positions: int) -> Rule | None:
+    for query in _queries(rule.extent, num_positions):
+        if _first_seen(mask, query) != _first_of_rule(rule, query):
+            return None
+    return rule
+
+
+def _first_of_rule(rule: Rule, query: int) -> int:
+    match rule.kind:
+        case "full":
+            return 0
+        case "window":
+            return max(0, query - rule.extent + 1)
+        case "chunk":
+            return query // rule.extent * rule.extent
+        case _:
+            assert_never(rule.kind)
+
+
+def _queries(extent: int, num_positions: int) -> Iterator[int]:
+    yield from (0, 1, num_positions // 3, num_positions // 2)
+    for near in range(extent - 2, extent + FURTHER_QUERIES - 2):
+        if 0 <= near < num_positions:
+            yield near
+
+
+def _first_seen(mask: Callable[..., Any], query: int) -> int | None:
+    """Return the first key that a query sees, if it sees exactly the keys from there to its own position."""
+    zero = torch.tensor(0)
+    keys = torch.arange(query + 3)
+    seen = torch.as_tensor(mask(zero, zero, torch.tensor(query), keys)).expand(len(keys))
+    first = int(seen.int().argmax())
+    expected = (keys >= first) & (keys <= query)
+    return first if bool(seen.any()) and torch.equal(seen, expected) else None
+
 
 NUM_TOKENS: Final = 2
 KNOWN_TENSORS: Final = frozenset({"s_aux", "position_ids", "cache_position", "logits_to_keep"})

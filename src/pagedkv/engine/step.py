@@ -1,35 +1,173 @@
-"""StepLoop: runs steps. Schedule, carry the plan out, run the model, sample, advance the scheduler.
+"""StepLoop: runs steps. Schedule, carry the plan out, run the model, sample, advance the scheduler, record.
 
-A step whose pass or sampling fails is undone and tried once more (:mod:`~pagedkv.engine.failed_steps`). With
-``EngineConfig.overlap`` a call launches a step and then finishes the one before: see
+With ``EngineConfig.overlap`` a call launches a step and then finishes the one before: see
 :mod:`~pagedkv.engine.core`, where both are drawn.
+
+A step that fails is aborted, and its requests are scheduled again: one more step, the retry. If that one fails too, the
+prompts that it computes end, or, if it computes none, all of its requests. Others go on::
+
+    step 7 fails     aborted: rows return to the tokens that are computed
+    step 8           the retry; after a shortage of memory with half as many tokens
+    step 8 fails     aborted; requests with prompts in it end "failed", else all of its requests
+    step 9           those that are left
+
+Not retried are errors of this library, broken assertions among them, and the loss of the device: these end the engine.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TypeVar, final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeVar, final
 
 import numpy as np
 import torch
 
-from pagedkv.device import StepInputs
-from pagedkv.engine.answering import Answering, Taken
+from pagedkv.device import StepInputs, is_device_failure
+from pagedkv.engine.answering import Answering, SampledRow, Sampling, Taken, lines_of
 from pagedkv.engine.config import EngineConfig
-from pagedkv.engine.engine_parts import EngineParts
-from pagedkv.engine.failed_steps import FailedSteps, may_be_retried
-from pagedkv.engine.flat_batch import FlatBatch, flatten
-from pagedkv.engine.flights import Finished, Flight
-from pagedkv.engine.live_requests import LiveRequests
+from pagedkv.engine.outputs import StepRecord
+from pagedkv.engine.parts import EngineParts
 from pagedkv.engine.prompt_scores import PromptScoring, scorings_of
 from pagedkv.engine.ranks import RankGroup, SentStep
-from pagedkv.engine.recording import Recorder
-from pagedkv.engine.records import StepRecord
-from pagedkv.engine.sampled_rows import SampledRow, lines_of
+from pagedkv.engine.requests import LiveRequests
+from pagedkv.engine.runner import FlatBatch, flatten
 from pagedkv.errors import PagedKVError
 from pagedkv.scheduling import AbortedBatches, Batch, Request, Scheduler
+from pagedkv.space import BlockSpace
 
-__all__ = ["StepLoop"]
+__all__ = ["FailedSteps", "Finished", "Flight", "Recorder", "StepLoop", "may_be_retried"]
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A step that was launched and is not finished.
+
+    Args:
+        batch: the step; rows: the rows to be sampled, in the batch's order.
+        places: places of the rows that were sampled, without answers that had ended; None: all of them.
+        sampling: the sampled tokens; None: no row was sampled.
+    """
+
+    batch: Batch
+    rows: Sequence[SampledRow]
+    places: list[int] | None = None
+    sampling: Sampling | None = None
+
+
+class Finished(NamedTuple):
+    """Counts of finished steps: requests that ended, and drafts that were accepted."""
+
+    num_requests: int = 0
+    num_accepted: int = 0
+
+    def plus(self, other: "Finished") -> "Finished":
+        """Add the counts of another step."""
+        return Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)
+
+
+STEPS_UNTIL_FULL: Final = 64
+"""Steps without a failure after which a step may be as large as before memory ran out."""
+
+
+def may_be_retried(problem: Exception) -> bool:
+    """Return whether a step that raised this can be computed again: the model or memory failed, and not this engine."""
+    return not isinstance(problem, (AssertionError, PagedKVError)) and not is_device_failure(problem)
+
+
+@final
+class FailedSteps:
+    """The failures of one engine's steps.
+
+    Args:
+        max_batched_tokens: tokens of a step, if memory does not run out.
+
+    Attributes:
+        reason: what the last step that failed raised; None before one did.
+    """
+
+    def __init__(self, max_batched_tokens: int) -> None:
+        self._most = self._now = max_batched_tokens
+        self._num_in_turn = 0
+        self._num_good = 0
+        self.reason: str | None = None
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Tokens of the next step at most."""
+        return self._now
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the last step and its retry have failed, so that requests are to end."""
+        return self._num_in_turn > 1
+
+    def note_failure(self, problem: Exception) -> None:
+        """Record that a step failed. If memory ran out, later steps are half as large."""
+        self._num_in_turn = 1 if self.is_final else self._num_in_turn + 1
+        self._num_good = 0
+        self.reason = f"{type(problem).__name__}: {problem}"
+        if isinstance(problem, (torch.OutOfMemoryError, MemoryError)):
+            self._now = max(1, self._now // 2)
+
+    def note_success(self) -> None:
+        """Record that a step has computed tokens."""
+        self._num_in_turn = 0
+        if self._now < self._most:
+            self._num_good += 1
+            if self._num_good >= STEPS_UNTIL_FULL:
+                self._now = self._most
+
+
+@final
+class Recorder:
+    """Makes the records of one engine's steps.
+
+    Args:
+        scheduler, space: of the engine; the numbers of blocks are counted once.
+    """
+
+    def __init__(self, scheduler: Scheduler, space: BlockSpace) -> None:
+        self._scheduler = scheduler
+        self._space = space
+        pools = space.config.blocks_by_pool()
+        self._pools = tuple(pools)
+        self._num_blocks = sum(pools.values()) - len(pools)  # without the null blocks
+
+    def record_of(self, batch: Batch, finished: Finished, seconds: Sequence[float]) -> StepRecord:
+        """Make the record of a step, after it.
+
+        Args:
+            batch: the step.
+            finished: counts of the steps that the same call finished.
+            seconds: of scheduling, the forward pass, sampling and finishing.
+        """
+        kinds = [preempted.kind for preempted in batch.preempted]
+        num_free = sum(map(self._space.num_free_blocks, self._pools))
+        return StepRecord(
+            step_id=batch.plan.step_id,
+            num_decoded=len(batch.decoded_token_ids),
+            num_prefilled=sum(len(chunk.token_ids) for chunk in batch.prefilling),
+            num_sampled=batch.num_samples,
+            num_admitted=len(batch.admitted),
+            num_resumed=len(batch.resumed),
+            num_swapped_out=kinds.count("swap"),
+            num_recomputed=kinds.count("recompute"),
+            num_finished=finished.num_requests,
+            num_rejected=len(batch.rejected),
+            num_hit_tokens=sum(admission.num_hit_tokens for admission in batch.admitted),
+            num_running=len(self._scheduler.running),
+            num_waiting=self._scheduler.num_waiting,
+            num_swapped=self._scheduler.num_swapped,
+            num_used_blocks=self._num_blocks - num_free,
+            num_blocks=self._num_blocks,
+            schedule_seconds=seconds[0],
+            forward_seconds=seconds[1],
+            sample_seconds=seconds[2],
+            finish_seconds=seconds[3],
+            num_drafted=batch.num_drafted,
+            num_accepted=finished.num_accepted,
+        )
+
 
 Result = TypeVar("Result")
 

@@ -1,4 +1,6 @@
-"""PromptLookup: drafts of the next tokens from an earlier occurrence of the last ones, in prompt and answer.
+"""Drafts without a draft model: from a request's own tokens, and from a prediction of its answer.
+
+PromptLookup: drafts of the next tokens from an earlier occurrence of the last ones, in prompt and answer.
 
 This needs no model. Text that repeats (edited code, a quoted document, a table) also repeats what followed it
 (A. Saxena, "Prompt Lookup Decoding", 2023)::
@@ -9,6 +11,15 @@ This needs no model. Text that repeats (edited code, a quoted document, a table)
 
 Unlike there, the latest occurrence is used and not the first, since an answer repeats itself more than its prompt. A
 draft that reaches the end of the tokens continues with its own tokens, as a periodic text.
+
+PredictedText: drafts of the next tokens from a request's prediction of its answer.
+
+A place in the prediction advances with the answer while both have the same tokens. After a different token there are no
+drafts until the answer's last three tokens occur in the prediction again::
+
+    prediction   the red kite is in locker 7 . anything else ?
+    answer       the red kite is in shelf 9 . anything else
+    guessed                                                 ?
 """
 
 from collections.abc import Sequence
@@ -21,8 +32,7 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["MOST_TOKENS", "LookupText", "PromptLookup"]
-
+__all__ = ["MOST_TOKENS", "LookupText", "PredictedText", "PromptLookup"]
 NO_GUESS: Final = np.zeros(0, np.int32)
 MOST_TOKENS: Final = 64
 
@@ -102,3 +112,61 @@ class LookupText:
         self._token_ids[self._num : num] = new
         self._num = num
         return self._token_ids[:num]
+
+
+NUM_MATCHED: Final = 3
+"""Last tokens of an answer that must stand in the prediction where the place was lost."""
+
+
+@final
+class PredictedText:
+    """A prediction, and the place in it that the answer has reached.
+
+    Args:
+        token_ids: the prediction.
+    """
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._token_ids = np.array(token_ids, np.int32)
+        self._num_seen = 0
+        self._place = 0
+        self._is_lost = False
+
+    def propose(self, answer: Sequence[int], most: int) -> Int32Array:
+        """Return drafts of the next tokens, and move the place.
+
+        Args:
+            answer: tokens of the answer: those of the last call with more tokens, or fewer if the answer started again.
+            most: most drafts.
+
+        Returns:
+            int32, at most ``most`` tokens; none if the place is lost, or at the end of the prediction.
+
+        Cost: O(new tokens); a pass over the prediction if the place is lost.
+        """
+        if len(answer) < self._num_seen:
+            self._num_seen, self._place, self._is_lost = 0, 0, False
+        self._follow(answer[self._num_seen :])
+        self._num_seen = len(answer)
+        if self._is_lost:
+            self._find(answer[-NUM_MATCHED:])
+        return self._token_ids[self._place : self._place + (0 if self._is_lost else most)]
+
+    def _follow(self, new: Sequence[int]) -> None:
+        if self._is_lost:
+            return
+        expected = self._token_ids[self._place : self._place + len(new)]
+        differing = np.flatnonzero(expected != np.asarray(new[: len(expected)], np.int32))
+        self._is_lost = len(expected) < len(new) or len(differing) > 0
+        self._place += int(differing[0]) if len(differing) else len(expected)
+
+    def _find(self, last: Sequence[int]) -> None:
+        """Find the first place after the last one that follows these tokens; if there is none, the first of all."""
+        if len(last) < NUM_MATCHED or len(self._token_ids) < NUM_MATCHED:
+            return
+        windows = np.lib.stride_tricks.sliding_window_view(self._token_ids, NUM_MATCHED)
+        ends = np.flatnonzero((windows == np.asarray(last, np.int32)).all(axis=1)) + NUM_MATCHED
+        if len(ends):
+            behind = ends[ends > self._place]
+            self._place = int(behind[0] if len(behind) else ends[0])
+            self._is_lost = False

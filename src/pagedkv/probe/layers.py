@@ -1,4 +1,12 @@
-"""Puts probed layers into groups: layers with one rule and equal shapes share a block table.
+"""What the layers of a model keep, and the groups of a block space that follow.
+
+ModelLayers: the result of the probe: a model's calls of attention in order, and what each layer keeps.
+
+A *call* is one use of the attention function in a forward pass. Calls are numbered in their order, which is the same in
+every pass: a module that several layers share has several calls, and a layer that shares keys has a call without a
+source of its own. A *source* is what one call of ``Cache.update`` keeps.
+
+Puts probed layers into groups: layers with one rule and equal shapes share a block table.
 
 Groups, and their pools, are named as in :mod:`pagedkv.models`, so that a model has the same groups in a replay
 of a trace and in the engine. Layers of one rule whose keys have different shapes are separate groups: ``full``,
@@ -7,17 +15,121 @@ of a trace and in the engine. Layers of one rule whose keys have different shape
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, assert_never, get_args
+from typing import Final, Literal, TypeAlias, assert_never, get_args
 
 import torch
 
 from pagedkv.attention import AttentionLayer
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
-from pagedkv.engine.layer_specs import ModelLayers, Place, Rule, RuleKind, SourceSpec
 from pagedkv.errors import UnsupportedModelError
 
-__all__ = ["EngineGroups", "group_layers"]
+__all__ = [
+    "CallSpec",
+    "EngineGroups",
+    "LayerPlace",
+    "ModelLayers",
+    "Rule",
+    "RuleKind",
+    "SourceSpec",
+    "StateSpec",
+    "group_layers",
+]
+RuleKind: TypeAlias = Literal["full", "window", "chunk"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rule:
+    """The positions that a call attends to.
+
+    Args:
+        kind: as :mod:`pagedkv.contract.spec` has them: "full", "window" or "chunk".
+        extent: tokens of the window or the chunk; 0 for full attention.
+    """
+
+    kind: RuleKind
+    extent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """What a layer keeps of a token.
+
+    Args:
+        layer_idx: transformers' number of the layer.
+        num_heads, key_dim, value_dim: of its keys and values.
+        dtype: of both.
+        is_latent: whether the model unfolds keys and values from it: ``key_dim`` and ``value_dim`` are then the widths
+            of two vectors for all heads.
+    """
+
+    layer_idx: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    is_latent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """One call of the attention function.
+
+    Args:
+        source: number of the source whose keys it reads.
+        is_sharing: whether an earlier call reads the same source.
+        num_heads: heads of its queries.
+        scale, soft_cap: factor and soft cap of scores; 0: no cap.
+        has_sinks: whether each head has a sink.
+        rule: the positions that it attends to.
+    """
+
+    source: int
+    is_sharing: bool
+    num_heads: int
+    scale: float
+    soft_cap: float
+    has_sinks: bool
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a recurrent layer keeps of a sequence.
+
+    Args:
+        layer_idx: transformers' number of the layer.
+        tensors: shape and type of each of its tensors, by name.
+    """
+
+    layer_idx: int
+    tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayers:
+    """The attention calls of a model, and what its layers keep.
+
+    Args:
+        calls: the calls of a forward pass, in order.
+        sources: kept for each token.
+        states: kept for each sequence.
+        num_vocabulary: columns of its logits. What modules and configs say of it may be stale (Ovis 2).
+    """
+
+    calls: tuple[CallSpec, ...]
+    sources: tuple[SourceSpec, ...]
+    states: tuple[StateSpec, ...]
+    num_vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """The place of a source or a state: layer ``index`` of a group."""
+
+    group: int
+    index: int
+
 
 RULE_ORDER: Final[tuple[RuleKind, ...]] = get_args(RuleKind)
 
@@ -40,9 +152,9 @@ class EngineGroups:
     specs: tuple[GroupSpec, ...]
     shapes: tuple[GroupShape, ...]
     attention: tuple[AttentionLayer, ...]
-    sources: dict[int, Place]
+    sources: dict[int, LayerPlace]
     writers: dict[int, int]
-    states: dict[int, Place]
+    states: dict[int, LayerPlace]
     latents: dict[int, tuple[int, int]]
     num_vocabulary: int
     absorbed: frozenset[int] = frozenset()
@@ -79,7 +191,7 @@ def group_layers(
     rules = [_rule_of_source(layers, number) for number in range(len(layers.sources))]
     specs: list[GroupSpec] = []
     shapes: list[GroupShape] = []
-    sources: dict[int, Place] = {}
+    sources: dict[int, LayerPlace] = {}
     kinds = sorted(set(zip(rules, map(_shape_of, layers.sources), strict=True)), key=_kind_order)
     names = _names(rule for rule, _ in kinds)
     for group, ((rule, shape), name) in enumerate(zip(kinds, names, strict=True)):
@@ -88,7 +200,7 @@ def group_layers(
             for source, its_rule in zip(layers.sources, rules, strict=True)
             if (its_rule, _shape_of(source)) == (rule, shape)
         ]
-        sources.update({source.layer_idx: Place(group, index) for index, source in enumerate(members)})
+        sources.update({source.layer_idx: LayerPlace(group, index) for index, source in enumerate(members)})
         specs.append(_spec(rule, name, block_size))
         shapes.append(_group_shape(members))
     state_spec = RecurrentState(checkpoint_interval, num_draft_states=num_draft_states)
@@ -155,20 +267,20 @@ def _group_shape(members: Sequence[SourceSpec]) -> GroupShape:
 
 def _add_states(
     layers: ModelLayers, specs: list[GroupSpec], shapes: list[GroupShape], spec: RecurrentState
-) -> dict[int, Place]:
-    places: dict[int, Place] = {}
+) -> dict[int, LayerPlace]:
+    places: dict[int, LayerPlace] = {}
     kinds: list[tuple[tuple[str, tuple[int, ...], torch.dtype], ...]] = list(
         dict.fromkeys(state.tensors for state in layers.states)
     )
     for number, tensors in enumerate(kinds, start=1):
         members = [state for state in layers.states if state.tensors == tensors]
-        places.update({state.layer_idx: Place(len(specs), index) for index, state in enumerate(members)})
+        places.update({state.layer_idx: LayerPlace(len(specs), index) for index, state in enumerate(members)})
         specs.append(replace(spec, pool="state" if number == 1 else f"state:{number}"))
         shapes.append(StateShape(len(members), tuple(StateTensor(*tensor) for tensor in tensors)))
     return places
 
 
-def _attention_layer(layers: ModelLayers, number: int, sources: dict[int, Place]) -> AttentionLayer:
+def _attention_layer(layers: ModelLayers, number: int, sources: dict[int, LayerPlace]) -> AttentionLayer:
     call = layers.calls[number]
     source = layers.sources[call.source]
     place = sources[source.layer_idx]

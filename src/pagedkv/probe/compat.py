@@ -1,4 +1,4 @@
-"""What of transformers the engine touches, and where its versions differ. Nothing else in the engine imports it.
+"""What of transformers probe and engine touch, and where its versions differ. Nothing else imports it.
 
 Versions 5.16 to 5.24 are meant. What they share is only given a name here; a difference between them has a function.
 """
@@ -13,23 +13,6 @@ import torch
 
 from pagedkv.contract.extras import to_install
 from pagedkv.errors import MissingExtraError, UnsupportedModelError
-
-try:
-    import transformers
-    from transformers import (
-        AttentionInterface,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        GenerationConfig,
-        LlamaConfig,
-        LlamaForCausalLM,
-        PreTrainedConfig,
-        PreTrainedModel,
-    )
-    from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
-    from transformers.masking_utils import AttentionMaskInterface
-except ImportError as problem:
-    raise MissingExtraError(f"pagedkv.engine needs transformers 5.16 or newer: {to_install('hf')}") from problem
 
 __all__ = [
     "Cache",
@@ -62,10 +45,26 @@ __all__ = [
     "windows_of",
 ]
 
+
+try:
+    import transformers
+    from transformers import (
+        AttentionInterface,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
+    from transformers.masking_utils import AttentionMaskInterface
+except ImportError as problem:
+    raise MissingExtraError(f"pagedkv.engine needs transformers 5.16 or newer: {to_install('hf')}") from problem
 Model: TypeAlias = PreTrainedModel
 State: TypeAlias = dict[str, torch.Tensor]
 """The tensors of one recurrent layer's state, by name, each ``[sequences, ...]``."""
-
 OLDEST: Final = (5, 16)
 CONVOLUTION, SCAN = "convolution", "scan"
 STATE_NAME: Final = re.compile(rf"({CONVOLUTION}|{SCAN})_(\d+)")
@@ -112,7 +111,7 @@ def implementation(configs: Iterable[PreTrainedConfig], name: str) -> Iterator[N
     """Let a model call an attention function for a while; ``configs`` are those of :func:`attention_configs`.
 
     What threads do to one config at once, they must keep apart:
-    :class:`~pagedkv.engine.borrowing.BorrowedModel`.
+    :class:`~pagedkv.probe.borrowing.BorrowedModel`.
     """
     before = [(config, config._attn_implementation) for config in configs]  # noqa: SLF001 - transformers' name
     try:

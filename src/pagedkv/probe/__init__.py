@@ -1,0 +1,9 @@
+"""What a model's layers keep, asked of its own code: for the engine, and for whoever plans memory.
+
+::
+
+    probing    one pass of two tokens: what every layer keeps and reads; what is refused, and why
+    layers     ModelLayers, its result; EngineGroups, groups of a block space made of it
+    borrowing  access to a model that others share, and the pass under way in a thread
+    compat     transformers
+"""
