@@ -7,3 +7,8 @@
     borrowing  access to a model that others share, and the pass under way in a thread
     compat     transformers
 """
+
+from pagedkv.contract.extras import needing
+
+with needing("hf", "pagedkv.probe"):
+    import torch  # noqa: F401 - so that its absence raises MissingExtraError
