@@ -18,7 +18,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.markdown import table
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import CLOCK_US, PoolArrays
 from pagedkv.blocks.eviction.hazard.layout import (
     CURVES,
     LEAF,
@@ -37,6 +36,7 @@ from pagedkv.blocks.eviction.hazard.policy import HAZARD
 from pagedkv.blocks.eviction.hazard.victims import draw
 from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.blocks.moments import note_request
+from pagedkv.blocks.record import CLOCK_US, PoolArrays
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.planner.capacity.pool_hits import serve_trace

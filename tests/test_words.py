@@ -6,16 +6,16 @@ from typing import Final
 
 import pytest
 
-from pagedkv.blocks import blocks
+from pagedkv.blocks import record
 from pagedkv.blocks.eviction.hazard import layout
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
-from pagedkv.space.miss_records import ExplanationBook
+from pagedkv.space import publishing, rows
+from pagedkv.space.explaining import ExplanationBook
 from pagedkv.space.receipts import ReceiptBook
-from pagedkv.space.retaining import WindowFeature
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables import publishing, rows
+from pagedkv.space.windows import WindowFeature
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
@@ -32,8 +32,8 @@ def text_of(path: str) -> str:
     return (ROOT / "src" / "pagedkv" / path).read_text(encoding="utf-8")
 
 
-ROW_COLUMNS: Final = columns(text_of("tables/rows.py"), "STATUS", "NUM_PER_GROUP")
-BLOCK_COLUMNS: Final = columns(text_of("blocks/blocks.py"), "BUCKET_NEXT", "NUM_FIELDS")
+ROW_COLUMNS: Final = columns(text_of("space/rows.py"), "STATUS", "NUM_PER_GROUP")
+BLOCK_COLUMNS: Final = columns(text_of("blocks/record.py"), "BUCKET_NEXT", "NUM_FIELDS")
 
 
 def kept_in(page: str) -> set[str]:
@@ -46,7 +46,7 @@ def test_all_columns_are_looked_at() -> None:
     shared = {"PLANNED_HERE"}  # stands where a group that needs no tail would have it
     assert len(ROW_COLUMNS - shared) == rows.NUM_COMMON + rows.NUM_PER_GROUP
     shared = {"KEPT", "RELEASED"}  # stand where groups that are walked, and blocks that steps hold, have another
-    assert len(BLOCK_COLUMNS - shared) == blocks.NUM_FIELDS
+    assert len(BLOCK_COLUMNS - shared) == record.NUM_FIELDS
 
 
 @pytest.mark.parametrize("column", sorted(ROW_COLUMNS | BLOCK_COLUMNS))
@@ -56,7 +56,7 @@ def test_the_page_says_what_a_column_means(column: str) -> None:
 
 def test_the_page_names_no_column_that_is_gone() -> None:
     named = set(re.findall(r"`([A-Z_]+)`", PAGE))
-    modules = (rows, blocks, publishing, layout)
+    modules = (rows, record, publishing, layout)
     assert {name for name in named if not any(hasattr(module, name) for module in modules)} == set()
 
 
@@ -67,7 +67,7 @@ def test_the_page_names_no_attribute_that_is_gone() -> None:
         "SpaceState": state,
         "Group": state.groups[0],
         "StepLedger": StepLedger(1),
-        "PoolArrays": blocks.PoolArrays,
+        "PoolArrays": record.PoolArrays,
         "ReceiptBook": ReceiptBook(state),
         "ExplanationBook": ExplanationBook(state),
         "WindowFeature": WindowFeature(state),

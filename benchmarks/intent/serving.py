@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures
 from pagedkv.blocks.eviction.registry import policy_named
-from pagedkv.blocks.lease_victims import end_overdue
 from pagedkv.blocks.leasing import lease
+from pagedkv.blocks.life_cycle import is_spare, make_cached, make_spare
 from pagedkv.blocks.prefix_index import find
-from pagedkv.blocks.spare_blocks import is_spare, make_cached, make_spare
+from pagedkv.blocks.record import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures
+from pagedkv.blocks.victims import end_overdue
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.planner.capacity.pool_hits import NAME, new_scratch, serve_prompt, write_digest

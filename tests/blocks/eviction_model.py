@@ -11,17 +11,6 @@ from typing import Final
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import (
-    LIFE,
-    NAME,
-    NULL_BLOCK,
-    NUM_ACQUIRED,
-    NUM_SENTINELS,
-    OPEN_STEP,
-    PARENT,
-    PARENT_LIFE,
-    REF_COUNT,
-)
 from pagedkv.blocks.eviction.adaptive import (
     ADAPTIVE,
     EVICTION_COUNTDOWN,
@@ -32,8 +21,19 @@ from pagedkv.blocks.eviction.adaptive import (
 )
 from pagedkv.blocks.eviction.policy import EvictionPolicy
 from pagedkv.blocks.free_queue import blocks_of_list, protected_sentinel
-from pagedkv.blocks.life_cycle import acquire, drop_name, release, reuse, settle
+from pagedkv.blocks.life_cycle import acquire, drop_name, release, reuse, settle_until
 from pagedkv.blocks.prefix_index import is_child_of, name_block
+from pagedkv.blocks.record import (
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    NUM_ACQUIRED,
+    NUM_SENTINELS,
+    OPEN_STEP,
+    PARENT,
+    PARENT_LIFE,
+    REF_COUNT,
+)
 from pagedkv.blocks.sweeps import drop_all_names
 
 __all__ = ["Ghost", "Model", "NamedPool", "digest_words"]
@@ -393,7 +393,7 @@ class NamedPool:
 
     def settle(self, step: int) -> None:
         """Note that steps are over."""
-        settle(self.arrays, step)
+        settle_until(self.arrays, step)
 
     def require_same(self, model: Model) -> None:
         """Hold everything that eviction depends on against the model."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pagedkv.blocks.blocks import HIGH_PRIORITY
+from pagedkv.blocks.record import HIGH_PRIORITY
 
 __all__ = ["Leased", "end_largest"]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import MediaSpan, RequestKeys
-from pagedkv.blocks.block_keys import keys_of_blocks
+from pagedkv.blocks.digests import keys_of_blocks
 from pagedkv.contract.keys import NO_KEYS
 
 # In any order, overlapping or apart, with digests of any length.

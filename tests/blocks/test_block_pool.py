@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockPool, KVCacheBlock
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.life_cycle import drop_name, reuse_all, settle_until
+from pagedkv.blocks.prefix_index import name_block
+from pagedkv.blocks.record import (
     HOLD_STEP,
     LIFE,
     NULL_BLOCK,
@@ -14,8 +16,6 @@ from pagedkv.blocks.blocks import (
     QUEUE,
     PoolFeatures,
 )
-from pagedkv.blocks.life_cycle import drop_name, reuse_all, settle
-from pagedkv.blocks.prefix_index import name_block
 from pagedkv.blocks.sweeps import drop_all_names, withdraw_since
 from pagedkv.contract.events import CacheEventKind
 from pagedkv.errors import BlockError, ConfigurationError
@@ -138,9 +138,9 @@ def test_a_block_that_a_step_may_still_use_waits_for_it_in_order() -> None:
     pool.arrays.records[2, HOLD_STEP] = 2
     pool.release([1, 2, 3])
     assert [pool.block(block).place for block in (1, 2, 3)] == ["deferred", "deferred", "free"]
-    settle(pool.arrays, 1)
+    settle_until(pool.arrays, 1)
     assert [pool.block(block).place for block in (1, 2, 3)] == ["free", "deferred", "free"]
-    settle(pool.arrays, 2)
+    settle_until(pool.arrays, 2)
     assert queue_of(pool) == [2, 1, 3, 4, 5]
 
 
@@ -149,9 +149,9 @@ def test_where_nobody_says_which_step_may_use_a_block_it_waits_for_all_that_are_
     take(pool, 1)
     pool.arrays.counts[OPEN_STEP] = 3
     pool.release([1])
-    settle(pool.arrays, 1)
+    settle_until(pool.arrays, 1)
     assert pool.block(1).place == "deferred"
-    settle(pool.arrays, 2)
+    settle_until(pool.arrays, 2)
     assert pool.block(1).place == "free"
 
 
@@ -162,7 +162,7 @@ def test_a_hit_on_a_deferred_block_takes_it_back_into_use() -> None:
     pool.arrays.records[1, HOLD_STEP] = 1
     pool.release([1])
     reuse_all(pool.arrays, np.array([1], np.int32))
-    settle(pool.arrays, 1)
+    settle_until(pool.arrays, 1)
     assert pool.block(1).place == "in use"
     assert queue_of(pool) == [2, 3, 4, 5]
 

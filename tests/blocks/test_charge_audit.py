@@ -7,9 +7,9 @@ import pytest
 
 from pagedkv import BlockPool
 from pagedkv.blocks.auditing import check_pool
-from pagedkv.blocks.blocks import CHARGED, NULL_BLOCK, PoolFeatures
 from pagedkv.blocks.life_cycle import acquire, release
 from pagedkv.blocks.prefix_index import name_block
+from pagedkv.blocks.record import CHARGED, NULL_BLOCK, PoolFeatures
 from pagedkv.blocks.tenant_charges import (
     AFTER,
     CAP,

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import ROOT_DIGEST, MediaSpan, RequestKeys, hash_block_tokens, hash_request_tokens
-from pagedkv.blocks.digests import digest_prompt, words_of_digests
-from pagedkv.blocks.extra_keys import ExtraKeyTable
+from pagedkv.blocks.digests import ExtraKeyTable, digest_prompt, words_of_digests
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import PagedKVError

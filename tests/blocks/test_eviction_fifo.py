@@ -7,8 +7,8 @@ import pytest
 from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pagedkv.blocks.blocks import NULL_BLOCK
 from pagedkv.blocks.eviction.fifo import FIFO, OLDER
+from pagedkv.blocks.record import NULL_BLOCK
 from tests.blocks.eviction_model import Model, NamedPool
 
 pytestmark = pytest.mark.plain_only

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pagedkv.blocks.blocks import NULL_BLOCK
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE
 from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.record import NULL_BLOCK
 from tests.blocks.eviction_model import Block, Ghost, Model, NamedPool
 
 pytestmark = pytest.mark.plain_only

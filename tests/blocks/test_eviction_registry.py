@@ -11,11 +11,11 @@ import pytest
 
 from pagedkv import BlockPool, BlockSpace, FullAttention, RecurrentState, SpaceConfig, TenantLimits
 from pagedkv.blocks import eviction
-from pagedkv.blocks.blocks import PLAIN, PoolArrays, PoolFeatures
 from pagedkv.blocks.eviction import registry
 from pagedkv.blocks.eviction.fifo import FIFO
 from pagedkv.blocks.eviction.policy import EvictionPolicy
 from pagedkv.blocks.eviction.registry import DEFAULT, POLICIES, policy_named
+from pagedkv.blocks.record import PLAIN, PoolArrays, PoolFeatures
 from pagedkv.contract import space_config as space_config_module
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.capacity import curve

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.blocks.extra_keys import NO_EXTRA, ExtraKeyTable
+from pagedkv.blocks.digests import NO_EXTRA, ExtraKeyTable
 
 encodings = st.binary(max_size=3)
 operations = st.lists(encodings | st.sets(st.integers(0, 6)), max_size=30)

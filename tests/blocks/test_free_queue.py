@@ -4,9 +4,8 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pagedkv.blocks.blocks import NEXT, PREVIOUS
-from pagedkv.blocks.empty_pool import new_pool_arrays
 from pagedkv.blocks.free_queue import FreeBlockQueue
+from pagedkv.blocks.record import NEXT, PREVIOUS, new_pool_arrays
 from pagedkv.errors import BlockError
 
 NUM_BLOCKS = 8  # the null block and seven to be queued

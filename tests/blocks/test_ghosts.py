@@ -7,9 +7,6 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pagedkv.blocks.blocks import NAME, NUM_ACQUIRED, PoolArrays
-from pagedkv.blocks.causes import EVICTED, NUM_CAUSES
-from pagedkv.blocks.empty_pool import new_pool_arrays
 from pagedkv.blocks.ghosts import (
     GHOSTS_A_SET,
     find_ghost,
@@ -21,6 +18,7 @@ from pagedkv.blocks.ghosts import (
     recall,
     remember,
 )
+from pagedkv.blocks.record import EVICTED, NAME, NUM_ACQUIRED, NUM_CAUSES, PoolArrays, new_pool_arrays
 from pagedkv.contract.arrays import Uint32Array
 
 pytestmark = pytest.mark.interpreted

@@ -13,7 +13,6 @@ from hypothesis import given, settings, strategies as st
 from benchmarks.eviction_capacities import turning
 from pagedkv import BlockPool
 from pagedkv.blocks.auditing import check_pool
-from pagedkv.blocks.blocks import LIFE, NULL_BLOCK, NUM_EVICTED, PoolArrays
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE
 from pagedkv.blocks.eviction.hazard.classes import leaf_a, leaf_b, leaf_f, pack
 from pagedkv.blocks.eviction.hazard.layout import (
@@ -45,6 +44,7 @@ from pagedkv.blocks.eviction.lru import LRU
 from pagedkv.blocks.life_cycle import acquire, release, reuse
 from pagedkv.blocks.moments import note_request
 from pagedkv.blocks.prefix_index import find, name_block
+from pagedkv.blocks.record import LIFE, NULL_BLOCK, NUM_EVICTED, PoolArrays
 from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.planner.traces.request import Request

@@ -18,20 +18,6 @@ from hypothesis.stateful import (
 )
 
 from pagedkv.blocks.auditing import check_pool
-from pagedkv.blocks.blocks import (
-    FREE,
-    KEPT,
-    LIFE,
-    NAME,
-    NULL_BLOCK,
-    OPEN_STEP,
-    PARENT,
-    PARENT_LIFE,
-    QUEUE,
-    REF_COUNT,
-    SETTLED_STEP,
-    SPARE,
-)
 from pagedkv.blocks.eviction.hazard.ages import ticks_now
 from pagedkv.blocks.eviction.hazard.layout import (
     COUNTED_LIFE,
@@ -57,9 +43,23 @@ from pagedkv.blocks.eviction.hazard.layout import (
 )
 from pagedkv.blocks.eviction.hazard.policy import HAZARD
 from pagedkv.blocks.eviction.hazard.victims import OF_LRU, value_of
+from pagedkv.blocks.life_cycle import make_spare
 from pagedkv.blocks.moments import note_request
 from pagedkv.blocks.prefix_index import find
-from pagedkv.blocks.spare_blocks import make_spare
+from pagedkv.blocks.record import (
+    FREE,
+    KEPT,
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    OPEN_STEP,
+    PARENT,
+    PARENT_LIFE,
+    QUEUE,
+    REF_COUNT,
+    SETTLED_STEP,
+    SPARE,
+)
 from tests.blocks.eviction_model import GROUP_NAME, NamedPool, digest_words
 
 pytestmark = pytest.mark.plain_only

@@ -11,11 +11,10 @@ from hypothesis import given, strategies as st
 from pagedkv import BlockPool
 from pagedkv.blocks import treap
 from pagedkv.blocks.auditing import check_pool
-from pagedkv.blocks.blocks import LIFE, NEXT, NULL_BLOCK, NUM_RELEASED, RELEASED, PoolFeatures
-from pagedkv.blocks.lease_order import LAST_RELEASE, in_order_of_release
-from pagedkv.blocks.leasing import lease
+from pagedkv.blocks.leasing import LAST_RELEASE, in_order_of_release, lease
 from pagedkv.blocks.life_cycle import acquire, release
 from pagedkv.blocks.prefix_index import name_block
+from pagedkv.blocks.record import LIFE, NEXT, NULL_BLOCK, NUM_RELEASED, RELEASED, PoolFeatures
 
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pagedkv.blocks.blocks import BUCKET_NEXT, LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays
-from pagedkv.blocks.empty_pool import new_pool_arrays
 from pagedkv.blocks.prefix_index import KEYS, PrefixIndex, bucket_of, find, forget, is_child_of, name_block
+from pagedkv.blocks.record import BUCKET_NEXT, LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays, new_pool_arrays
 from pagedkv.contract.arrays import Uint32Array
 
 NUM_BLOCKS = 16

@@ -15,7 +15,9 @@ from numba.core.errors import TypingError
 from numba.extending import is_jitted
 
 from pagedkv.blocks.sha256 import (
+    SHA,
     STATE_WORDS,
+    Known,
     compress,
     compress_hardware,
     compress_portable,
@@ -24,7 +26,6 @@ from pagedkv.blocks.sha256 import (
     padded_nbytes,
     sha256_message,
 )
-from pagedkv.blocks.sha_instructions import SHA, Known
 
 Words = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
@@ -305,7 +306,7 @@ def test_hardware_reads_a_read_only_message(variant: Compress) -> None:
 DIGEST_ABC = """
 import numpy as np
 from pagedkv.blocks import sha256
-from pagedkv.blocks.sha_instructions import SHA
+from pagedkv.blocks.sha256 import SHA
 message, out = np.zeros(64, np.uint8), np.zeros(8, np.uint32)
 message[:3] = list(b"abc")
 sha256.sha256_message(message, 3, out)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pagedkv.blocks.sha_instructions import PRESENCE, SHA, Known
+from pagedkv.blocks.sha256 import PRESENCE, SHA, Known
 from pagedkv.compilation.targets import TARGETS, own_processor
 from tests.choosing import long_but
 
@@ -16,7 +16,7 @@ import sys
 import numpy as np
 from pagedkv.compilation.compiled import compiled
 from pagedkv.blocks import sha256
-from pagedkv.blocks.sha_instructions import PRESENCE, SHA, has_sha_instructions
+from pagedkv.blocks.sha256 import PRESENCE, SHA, has_sha_instructions
 
 @compiled
 def asked(number):

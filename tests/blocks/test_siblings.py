@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 from pagedkv import BlockSpace, SpaceConfig
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolFeatures
 from pagedkv.blocks.prefix_index import name_block, unname
+from pagedkv.blocks.record import LIFE, NULL_BLOCK, SUCCESSOR, PoolFeatures
 from pagedkv.blocks.siblings import OLDER, YOUNGER, first_unlinked
 from pagedkv.contract.spec import FullAttention
 

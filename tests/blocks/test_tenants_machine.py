@@ -10,15 +10,14 @@ from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from pagedkv import BlockPool
-from pagedkv.blocks import lease_victims, leasing, tenant_victims
+from pagedkv.blocks import leasing, victims
 from pagedkv.blocks.auditing import check_pool
-from pagedkv.blocks.blocks import HIGH_PRIORITY, LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
 from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.blocks.free_queue import free_leased
-from pagedkv.blocks.lease_order import LAST_RELEASE
-from pagedkv.blocks.life_cycle import acquire, drop_name, release, reuse_all
+from pagedkv.blocks.leasing import LAST_RELEASE
+from pagedkv.blocks.life_cycle import acquire, drop_name, make_spare, release, reuse_all
 from pagedkv.blocks.prefix_index import name_block
-from pagedkv.blocks.spare_blocks import make_spare
+from pagedkv.blocks.record import HIGH_PRIORITY, LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
 from pagedkv.blocks.tenant_charges import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
 from tests.blocks.lease_model import Leased, end_largest
 from tests.compiling import TESTED_POLICIES
@@ -162,10 +161,10 @@ class TenantsMachine(RuleBasedStateMachine):
         tenant = tenant if self.has_tenants else 0
         self.pool.charge_to(tenant)
         for _ in range(min(count, self.permitted(tenant))):
-            victims = self._victims(tenant)
+            candidates = self._victims(tenant)
             block = int(acquire(self.arrays))
-            gone = [victim for victim in victims if not self.arrays.records[victim, NAME]]
-            assert len(gone) == min(1, len(victims)), f"{gone} went instead of one of {victims}"
+            gone = [victim for victim in candidates if not self.arrays.records[victim, NAME]]
+            assert len(gone) == min(1, len(candidates)), f"{gone} went instead of one of {candidates}"
             for victim in gone:
                 self._forget(victim)
             assert block not in self.blocks
@@ -227,7 +226,7 @@ class TenantsMachine(RuleBasedStateMachine):
                 self.resting.remove(block)
                 known.owner = tenant
         if self.has_tenants:
-            tenant_victims.keep_cap(self.arrays, tenant, 0)
+            victims.keep_cap(self.arrays, tenant, 0)
             self._evict_own(tenant, 0)
 
     @rule(place=st.integers(0, 30))
@@ -309,7 +308,7 @@ class TenantsMachine(RuleBasedStateMachine):
     def advance(self, seconds: int) -> None:
         """Let time pass."""
         self.now += seconds
-        lease_victims.end_overdue(self.arrays, self.now)
+        victims.end_overdue(self.arrays, self.now)
         for block in list(self.resting):
             if HIGH_PRIORITY < self.blocks[block].until <= self.now:
                 self.blocks[block].until = 0.0
@@ -367,7 +366,7 @@ def test_leases_are_given_up_in_their_order(policy: str) -> None:
 @pytest.mark.interpreted
 @pytest.mark.skipif(not NUMBA_IS_OFF, reason="compiled loops cannot be replaced in part")
 def test_a_rule_that_is_broken_is_noticed(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401 - any loop
-    monkeypatch.setattr(tenant_victims, name, broken)
+    monkeypatch.setattr(victims, name, broken)
     bounded = settings(max_examples=300, stateful_step_count=40, database=None, phases=[Phase.generate])
     with pytest.raises((AssertionError, ValueError, IndexError)):
         run_state_machine_as_test(TenantsMachine, settings=bounded)

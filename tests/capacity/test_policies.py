@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pagedkv.blocks.blocks import NULL_BLOCK
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE
 from pagedkv.blocks.eviction.lru import LRU
 from pagedkv.blocks.eviction.registry import POLICIES
+from pagedkv.blocks.record import NULL_BLOCK
 from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import ReferenceCollector
 from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, optimal_hits

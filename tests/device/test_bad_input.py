@@ -228,10 +228,10 @@ def test_numbers_beyond_the_tables_are_refused(
 def test_a_long_row_beside_a_new_one_is_no_overflow(device: torch.device) -> None:
     """One run begins at the table's last entry, another one is long: neither is beyond it."""
     space, tables = BlockSpace(CONFIG), BlockTables(CONFIG, max_batched_tokens=64, device=device)
-    row = space.allocate(range(36)).row  # type: ignore[union-attr]
+    row = space.allocate(range(36)).row
     tables.step(space.plan_step())
     space.append(row, [7])
-    other = space.allocate(range(100, 120)).row  # type: ignore[union-attr]
+    other = space.allocate(range(100, 120)).row
     inputs = tables.step(space.plan_step())
     told = [inputs.padded_block_table(0)[place].tolist() for place in range(2)]
     assert told == [space.block_ids(row), space.block_ids(other) + [0] * 5]
@@ -241,7 +241,7 @@ def test_slots_of_drafts_beyond_their_table_are_refused(device: torch.device) ->
     """And plans of spaces that keep another number of draft states, or none."""
     config = SpaceConfig((RecurrentState(4, num_draft_states=3),), num_blocks=12, max_sequences=4, max_tokens=40)
     space, tables = BlockSpace(config), BlockTables(config, max_batched_tokens=16, device=device)
-    row = space.allocate([1, 2, 3]).row  # type: ignore[union-attr]
+    row = space.allocate([1, 2, 3]).row
     tables.step(space.plan_step())
     space.append(row, [4, 5], num_draft=2)
     plan = space.plan_step()

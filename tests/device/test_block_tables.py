@@ -306,7 +306,7 @@ def test_a_step_reads_and_writes_states_by_block(device: torch.device) -> None:
         (SlidingWindow(8, 4), RecurrentState(8)), num_blocks={"device": 40, "state": 9}, max_sequences=3, max_tokens=64
     )
     space, tables = BlockSpace(config), BlockTables(config, device=device)
-    row = space.allocate(range(11)).row  # type: ignore[union-attr]
+    row = space.allocate(range(11)).row
     tables.step(space.plan_step())
     read, written = tables.state_blocks(1, 1)
     assert (read.tolist(), written.tolist()) == ([0], [space.block_ids(row, 1)[1]])
@@ -320,8 +320,8 @@ def test_states_of_open_positions_are_in_slots(device: torch.device) -> None:
     """Before the first open position states are in the table, from it on in slot ``p % n``; also once a range moved."""
     config = SpaceConfig((RecurrentState(4, num_draft_states=6),), num_blocks=20, max_sequences=3, max_tokens=64)
     space, tables = BlockSpace(config), BlockTables(config, max_batched_tokens=12, device=device)
-    other = space.allocate([9]).row  # type: ignore[union-attr]
-    row = space.allocate(range(6)).row  # type: ignore[union-attr]
+    other = space.allocate([9]).row
+    row = space.allocate(range(6)).row
     first = tables.step(space.plan_step())
     mine, states = space.block_ids(row, 0), first.state_writes(0).tolist()
     assert states == [*space.block_ids(other, 0), 0, 0, 0, mine[0], 0, mine[1], 0, 0, 0, 0, 0]

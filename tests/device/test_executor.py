@@ -21,7 +21,7 @@ def nothing(_: StepInputs) -> None:
 def test_several_steps_are_in_flight_and_done_in_order(device: torch.device, in_order: bool) -> None:  # noqa: FBT001
     config = SpaceConfig((FullAttention(4),), num_blocks=50, max_sequences=4, max_tokens=64, in_order=in_order)
     space, executor = BlockSpace(config), body_of(config, device)
-    row = space.allocate([1, 2, 3]).row  # type: ignore[union-attr]
+    row = space.allocate([1, 2, 3]).row
     plans = []
     for _ in range(3):
         plans.append(space.plan_step())
@@ -47,7 +47,7 @@ def test_what_an_aborted_step_refused_counts_no_more(device: torch.device) -> No
         executor.launch(plan, lambda inputs: starts.extend(inputs.starts[0].tolist()))
         return plan
 
-    row = space.allocate(range(6)).row  # type: ignore[union-attr]
+    row = space.allocate(range(6)).row
     launch()
     space.append(row, [6, 7, 8], num_draft=2)
     drafted = launch()
@@ -100,7 +100,7 @@ def test_stale_numbers_reach_no_output_of_attention(device: torch.device, stale:
     for length in (5, 6, 9, 2, 3):
         for tensor in both:
             tensor[1:] = stale
-        row = space.allocate(range(length)).row  # type: ignore[union-attr]
+        row = space.allocate(range(length)).row
         used.update(space.block_ids(row))
         output = executor.launch(space.plan_step(), attend)
         assert torch.equal(output, torch.ones_like(output))
@@ -129,10 +129,10 @@ def test_a_hit_inside_a_block_copies_that_block(device: torch.device) -> None:
             space.acknowledge(step_id)
         return plan
 
-    space.free(space.allocate([1, 2, 3, 4, 5, 6, 7, 8]).row)  # type: ignore[union-attr]
-    first = space.allocate([1, 2, 3, 4, 5, 6, 7, 8]).row  # type: ignore[union-attr]
+    space.free(space.allocate([1, 2, 3, 4, 5, 6, 7, 8]).row)
+    first = space.allocate([1, 2, 3, 4, 5, 6, 7, 8]).row
     run(1)
-    second = space.allocate([1, 2, 3, 4, 5, 6, 0, 0, 0]).row  # type: ignore[union-attr]
+    second = space.allocate([1, 2, 3, 4, 5, 6, 0, 0, 0]).row
     plan = run(2)
     assert [len(moves.src_ids) for moves in plan.copies] == [1]
     mine, theirs = space.block_ids(second), space.block_ids(first)
@@ -157,7 +157,7 @@ def test_a_space_goes_on_after_sleep(device: torch.device) -> None:
         for step_id in executor.wait():
             space.acknowledge(step_id)
 
-    row = space.allocate(range(6)).row  # type: ignore[union-attr]
+    row = space.allocate(range(6)).row
     run()
     space.free(row)
     space.invalidate_memory()
@@ -177,7 +177,7 @@ def test_a_space_goes_on_after_sleep(device: torch.device) -> None:
 def test_swapped_rows_come_back_as_they_were(device: torch.device) -> None:
     config = SpaceConfig((FullAttention(4),), num_blocks=9, num_host_blocks=5, max_sequences=4, max_tokens=32)
     space, executor = BlockSpace(config), body_of(config, device)
-    row = space.allocate(range(7)).row  # type: ignore[union-attr]
+    row = space.allocate(range(7)).row
 
     def write(inputs: StepInputs) -> None:
         content = torch.arange(1.0, 8.0, device=device)[:, None, None].expand(-1, 1, 4)

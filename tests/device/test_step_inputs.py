@@ -21,7 +21,7 @@ def same(inputs: StepInputs) -> StepInputs:
 
 def test_rows_and_positions_are_told_by_place(device: torch.device) -> None:
     space, executor = body(device)
-    first, second, third = (space.allocate([10 * row + at for at in range(3 + row)]).row for row in range(3))  # type: ignore[union-attr]
+    first, second, third = (space.allocate([10 * row + at for at in range(3 + row)]).row for row in range(3))
     inputs = executor.launch(space.plan_step(), same)
     assert inputs.rows.tolist() == [first, second, third]
     assert inputs.positions().tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4, -1, -1, -1, -1]

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagedkv import Allocation, BlockSpace, PrefixGone, PrefixHit, Shortage, StepPlan
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.errors import SequenceError, SharedPrefixError, TokenError, TruncationError
-from pagedkv.tables.rows import NUM_ACCEPTED
+from pagedkv.space.rows import NUM_ACCEPTED
 from tests.space.memory_model import Device, Step, View, host
 from tests.space.mixes import Mix
 from tests.space.replay_model import MOST_REPLAYED, evict_windows, with_replay

@@ -17,9 +17,8 @@ from typing import Final
 import numpy as np
 
 from pagedkv import BlockSpace, PrefixHit, SlidingWindow
-from pagedkv.blocks.blocks import NAME, REF_COUNT
-from pagedkv.blocks.causes import EVICTED
 from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.blocks.record import EVICTED, NAME, REF_COUNT
 from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Replayed
 
 __all__ = ["MOST_REPLAYED", "ReplayedRange", "check_replay", "evict_windows", "require_exact", "with_replay"]

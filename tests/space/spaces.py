@@ -19,14 +19,14 @@ from pagedkv import (
     hash_request_tokens,
 )
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import KEPT, NUM_EVENTS, SPARE
+from pagedkv.blocks.record import KEPT, NUM_EVENTS, SPARE
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import TokenIds
 from pagedkv.space.epochs import EpochFeature
-from pagedkv.space.retaining import WindowFeature
+from pagedkv.space.rows import MARK
 from pagedkv.space.state import SpaceState
 from pagedkv.space.states import CheckpointFeature
-from pagedkv.tables.rows import MARK
+from pagedkv.space.windows import WindowFeature
 
 __all__ = [
     "acknowledge",

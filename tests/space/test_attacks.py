@@ -15,7 +15,7 @@ from pagedkv import (
     Shortage,
     SpaceConfig,
 )
-from pagedkv.blocks.blocks import OPEN_STEP, SETTLED_STEP
+from pagedkv.blocks.record import OPEN_STEP, SETTLED_STEP
 from pagedkv.errors import StepError
 from tests.space.spaces import unchanged
 

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.ghosts import remember
+from pagedkv.blocks.prefix_index import forget, name_block
+from pagedkv.blocks.record import (
     AHEAD,
     BUCKET_NEXT,
+    EVICTED,
     HOLD_STEP,
     KEPT,
     LIFE,
@@ -28,12 +31,9 @@ from pagedkv.blocks.blocks import (
     SUCCESSOR,
     UNDATED,
 )
-from pagedkv.blocks.causes import EVICTED
-from pagedkv.blocks.ghosts import remember
-from pagedkv.blocks.prefix_index import forget, name_block
-from pagedkv.space.draft_states import DraftFeature
+from pagedkv.space.drafting import DraftFeature
 from pagedkv.space.epochs import EpochFeature
-from pagedkv.tables.rows import (
+from pagedkv.space.rows import (
     AT,
     DIRTY_TO,
     FIRST_BLOCK,

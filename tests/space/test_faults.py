@@ -16,7 +16,7 @@ from pagedkv import (
     SlidingWindow,
     hash_request_tokens,
 )
-from pagedkv.blocks.blocks import NEXT, PREVIOUS
+from pagedkv.blocks.record import NEXT, PREVIOUS
 from pagedkv.errors import FreedSequenceError
 from tests.space.spaces import (
     acknowledge,
@@ -95,7 +95,7 @@ def test_fault_03_a_hit_and_a_free_touch_no_other_free_block() -> None:
 def test_fault_04_a_forged_digest_hands_out_nothing() -> None:
     """HF continuous batching: matching trusts a 64-bit hash. vLLM, LMCache: Python's salted ``hash()`` as a key.
 
-    More of it in tests/tables/test_matching.py; digests in processes with other hash seeds in
+    More of it in tests/space/test_matching.py; digests in processes with other hash seeds in
     tests/blocks/test_digests.py.
     """
     victim, forger = tokens(9), tokens(9, first=100)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from pagedkv import BlockSpace, ChunkedLocal, FullAttention, SlidingWindow
-from pagedkv.blocks.block_record import set_pending_of
-from pagedkv.tables.pending import lower_start
-from pagedkv.tables.rows import NUM_PLANNED
+from pagedkv.blocks.record import set_pending_of
+from pagedkv.space.growing import lower_start
+from pagedkv.space.rows import NUM_PLANNED
 from tests.space.spaces import acknowledge, allocate, cache, held, hit, new_space, prefill, run_step, tokens
 
 Leave = Callable[[BlockSpace, int], object]

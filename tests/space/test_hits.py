@@ -20,6 +20,7 @@ from pagedkv import (
     TenantLimits,
 )
 from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.space.matching import match_chain
 from tests.space.spaces import acknowledge, allocate, cache, held, new_space, prefill, run_step, tokens, unchanged
 
 OURS = RequestKeys(salt=b"ours")
@@ -33,14 +34,14 @@ STATE = (RecurrentState(4, pool="device"),)
 def count_walks(space: BlockSpace) -> list[int]:
     """Have every walk along a chain noted in the list."""
     loops: Any = space._state.loops
-    walk: Callable[..., tuple[int, int, int]] = loops.match_chain
+    walk: Callable[..., tuple[int, int, int]] = loops[match_chain]
     walks: list[int] = []
 
     def counted(*arguments: object) -> tuple[int, int, int]:
         walks.append(len(walks))
         return walk(*arguments)
 
-    loops.match_chain = counted
+    loops[match_chain] = counted
     return walks
 
 

@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagedkv import Allocation, AllocStatus, RequestKeys, Shortage, StepPlan, Ticket
-from pagedkv.blocks.blocks import NEW, OPEN_STEP, PENDING_STEP, QUEUE
+from pagedkv.blocks.record import NEW, OPEN_STEP, PENDING_STEP, QUEUE
 from pagedkv.errors import BlockError, SharedPrefixError
 from tests.space.spaces import held, new_space, only_pool, tokens
 

@@ -9,10 +9,7 @@ import pytest
 from pagedkv import BlockSpace, FullAttention, MissCause, RecurrentState, SlidingWindow
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.contract.keys import NO_KEYS
-from pagedkv.space.matching.boundaries import longest_boundary
-from pagedkv.space.matching.chains import follow_all
-from pagedkv.space.matching.known import Known, find_known
-from pagedkv.space.prompts import NO_IDS, prepare_prompt
+from pagedkv.space.matching import NO_IDS, Known, find_known, follow_all, longest_boundary, prepare_prompt
 from tests.space.spaces import allocate, cache, hit, named, new_space, run_step, tokens
 
 pytestmark = pytest.mark.interpreted

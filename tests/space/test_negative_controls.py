@@ -8,14 +8,15 @@ from typing import Any, cast
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, RequestKeys
-from pagedkv.blocks.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
-from pagedkv.blocks.extra_keys import ExtraKeyArrays
+from pagedkv.blocks.digests import ExtraKeyArrays
 from pagedkv.blocks.prefix_index import find
+from pagedkv.blocks.record import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.plan import StepPlan
-from pagedkv.space import aborting, epochs, growing, tenant_changes
+from pagedkv.space import epochs, growing, planning, tenants
+from pagedkv.space.matching import match_chain
+from pagedkv.space.rows import NAME_IN_POOL, SPAN, GroupArrays
 from pagedkv.space.tenants import TenantFeature
-from pagedkv.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
 from tests.choosing import long_but
 from tests.plan_packing import Parts, parts_of, repacked
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
@@ -145,7 +146,7 @@ def test_a_block_freed_while_a_step_uses_it_is_noticed(mix_name: str) -> None:
 def test_a_hit_that_is_not_verified_is_noticed() -> None:
     def sabotage(space: BlockSpace) -> None:
         loops = space._state.loops
-        verified = loops.match_chain
+        verified = loops[match_chain]
 
         def trusting(  # noqa: PLR0913, PLR0917 - the arguments of match_chain
             pool: PoolArrays,
@@ -164,18 +165,18 @@ def test_a_hit_that_is_not_verified_is_noticed() -> None:
             num_free = int((pool.records[found[:num_hits], QUEUE] == FREE).sum())
             return num_hits, num_hits, num_free
 
-        loops.match_chain = trusting
+        loops[match_chain] = trusting
 
     require_noticed("full", sabotage)
 
 
 def test_an_abort_that_withdraws_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aborting, "withdraw_since", lambda *_: 0)
+    monkeypatch.setattr(planning, "withdraw_since", lambda *_: 0)
     require_noticed_in_tangles("state and full", first_seed=4)
 
 
 def test_an_abort_that_forgets_which_blocks_were_new_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aborting, "renew_new_blocks", lambda *_: None)
+    monkeypatch.setattr(planning, "renew_new_blocks", lambda *_: None)
     require_noticed("full")
 
 
@@ -218,14 +219,14 @@ def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_removed_tenant_that_stays_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_changes, "move_charges", lambda *_: None)
+    monkeypatch.setattr(tenants, "move_charges", lambda *_: None)
     require_noticed("full, tenants", first_seed=6)
 
 
 @pytest.mark.long
 def test_a_lower_cap_that_evicts_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes minutes."""
-    monkeypatch.setattr(tenant_changes, "_keep_within", lambda *_: None)
+    monkeypatch.setattr(tenants, "_keep_within", lambda *_: None)
     require_noticed("full, tenants", first_seed=12)
 
 

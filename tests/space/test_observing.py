@@ -136,7 +136,7 @@ def test_a_load_begins_and_ends() -> None:
 
 def test_withdrawn_content_is_told_with_what_continues_it() -> None:
     space, diary = new_space(), _Diary()
-    row = space.allocate(tokens(13)).row  # type: ignore[union-attr]
+    row = space.allocate(tokens(13)).row
     space.acknowledge(space.plan_step().step_id)
     blocks = space.block_ids(row)
     space.observe(diary)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from pagedkv.space import aborting, filling
-from pagedkv.space.draft_states import DraftFeature
+from pagedkv.space import filling, planning
+from pagedkv.space.drafting import DraftFeature
 from pagedkv.space.growing import Growth
 from pagedkv.space.receipts import ReceiptBook
+from pagedkv.space.rows import NUM_ACCEPTED, NUM_TOKENS
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
-from pagedkv.tables.rows import NUM_ACCEPTED, NUM_TOKENS
 from tests.space.controls import require_stopped
 from tests.space.mixes import MIXES, Mix
 from tests.space.overlap_machine import overlap_machine_of
@@ -74,7 +74,7 @@ def test_refused_tokens_that_count_as_reached_are_noticed(monkeypatch: pytest.Mo
 
 
 def test_a_failed_step_that_leaves_its_unsampled_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aborting, "drop_unsampled", lambda *_: None)
+    monkeypatch.setattr(planning, "drop_unsampled", lambda *_: None)
     require_noticed("full")
 
 
@@ -101,7 +101,7 @@ def test_states_that_the_next_append_accepts_and_that_do_not_become_current_are_
 def test_a_failed_step_that_advanced_a_state_in_place_and_loses_no_row_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aborting, "_has_state", lambda *_: True)
+    monkeypatch.setattr(planning, "_has_state", lambda *_: True)
     require_noticed("state")
 
 

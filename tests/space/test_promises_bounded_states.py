@@ -3,8 +3,8 @@
 import pytest
 
 from pagedkv import Allocation, BlockSpace, CacheEventKind, FullAttention, RecurrentState
-from pagedkv.blocks.blocks import NAME
 from pagedkv.blocks.cached_bounds import AFTER, MOST, NUM_BOUNDED
+from pagedkv.blocks.record import NAME
 from tests.space.spaces import acknowledge, hit, new_space, run_step, tokens, unchanged
 
 

@@ -25,7 +25,7 @@ from pagedkv.errors import (
     TokenError,
     UnknownSequenceError,
 )
-from pagedkv.space import miss_records
+from pagedkv.space import explaining
 from tests.space.explaining import HYBRID, OURS, PROMPT, changed, explained, new
 from tests.space.spaces import (
     acknowledge,
@@ -142,7 +142,7 @@ def test_a_fork_has_asked_for_nothing() -> None:
 
 
 def test_a_request_that_is_forgotten_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(miss_records, "LEAST_PAST", 5)
+    monkeypatch.setattr(explaining, "LEAST_PAST", 5)
     space = new_space(explain=True, max_sequences=2, max_tokens=8, num_blocks=10)
     row = allocate(space, tokens(3))
     first = space.generation(row)

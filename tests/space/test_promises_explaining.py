@@ -22,8 +22,8 @@ from pagedkv import (
     SpaceConfig,
     hash_request_tokens,
 )
-from pagedkv.blocks.causes import EVICTED
 from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.blocks.record import EVICTED
 from pagedkv.errors import ConfigurationError
 from tests.space.explaining import HYBRID, OURS, PROMPT, THEIRS, causes, changed, explained, new
 from tests.space.spaces import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.blocks.blocks import KEPT, NAME, REF_COUNT, SPARE
+from pagedkv.blocks.record import KEPT, NAME, REF_COUNT, SPARE
 from pagedkv.errors import ConfigurationError, SequenceError
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 

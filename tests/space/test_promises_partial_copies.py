@@ -3,7 +3,7 @@
 import pytest
 
 from pagedkv import AllocStatus, Shortage
-from pagedkv.blocks.blocks import HOLD_STEP
+from pagedkv.blocks.record import HOLD_STEP
 from pagedkv.errors import SequenceError, StepError
 from tests.space.partial_prompts import copies_of, leaving, space_of
 from tests.space.spaces import acknowledge, allocate, cache, hit, only_pool, prefill, run_step, tokens, unchanged

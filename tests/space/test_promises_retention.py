@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv import Allocation, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, SlidingWindow
-from pagedkv.blocks.blocks import FREE, KEPT, NAME, QUEUE, SPARE
+from pagedkv.blocks.record import FREE, KEPT, NAME, QUEUE, SPARE
 from tests.space.spaces import (
     acknowledge,
     allocate,

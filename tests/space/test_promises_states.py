@@ -21,7 +21,7 @@ from pagedkv.blocks.digests import ROOT_DIGEST
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import TruncationError
-from pagedkv.tables.rows import NUM_ACCEPTED, NUM_BLOCKS, NUM_COMMON, NUM_PLANNED, NUM_TOKENS
+from pagedkv.space.rows import NUM_ACCEPTED, NUM_BLOCKS, NUM_COMMON, NUM_PLANNED, NUM_TOKENS
 from tests.space.spaces import acknowledge, hit, new_space, run_step, tokens, unchanged
 
 HYBRID = FullAttention(4), RecurrentState(16)

@@ -18,7 +18,7 @@ from pagedkv import (
     StepPlan,
 )
 from pagedkv.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
-from pagedkv.tables.rows import NUM_ACCEPTED
+from pagedkv.space.rows import NUM_ACCEPTED
 from tests.space.spaces import acknowledge, allocate, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace
-from pagedkv.blocks.blocks import HOLD_STEP, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.blocks.record import HOLD_STEP, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.space import declaring, merging, redrafting, releasing, stepping, swapping
+from pagedkv.space import declaring, drafting, planning, publishing, releasing, swapping
+from pagedkv.space.growing import grow_rows, lower_start
+from pagedkv.space.rows import MARK, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, GroupArrays
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.pending import lower_start
-from pagedkv.tables.rows import MARK, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, GroupArrays
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
 
 
@@ -80,13 +80,13 @@ def test_a_row_that_swaps_out_what_it_has_not_computed_and_forgets_it_is_noticed
 def test_blocks_that_wait_for_steps_that_never_touch_them_are_noticed(
     mix_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = stepping.settle
+    settle = planning.settle
 
     def settle_when_all_is_over(state: SpaceState, ledger: StepLedger) -> None:
         if not ledger.in_flight:
             settle(state, ledger)
 
-    monkeypatch.setattr(stepping, "settle", settle_when_all_is_over)
+    monkeypatch.setattr(planning, "settle", settle_when_all_is_over)
     require_noticed_in_tangles(mix_name, without_audit)
 
 
@@ -130,7 +130,7 @@ def test_slots_that_two_forks_reserve_are_noticed(mix_name: str) -> None:
     def sabotage(space: BlockSpace) -> None:
         without_audit(space)
         state = space._state
-        grow = state.loops.grow
+        grow = state.loops[grow_rows]
 
         def grow_without_copies_for_slots(  # noqa: PLR0913, PLR0917 - the arguments of grow
             pool: PoolArrays,
@@ -154,7 +154,7 @@ def test_slots_that_two_forks_reserve_are_noticed(mix_name: str) -> None:
                 pool.records[block, REF_COUNT] = count
             return answer
 
-        vars(state.loops)["grow"] = grow_without_copies_for_slots
+        state.loops[grow_rows] = grow_without_copies_for_slots
 
     require_noticed(mix_name, sabotage)
 
@@ -170,12 +170,12 @@ def test_a_swap_in_that_leaves_no_room_for_the_next_token_is_noticed(
 def test_duplicates_that_nobody_can_find_once_their_carrier_is_gone_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(merging, "publish", lambda *_: None)
+    monkeypatch.setattr(publishing, "publish", lambda *_: None)
     require_noticed_in_tangles("full", without_audit)
 
 
 def test_drafts_that_are_replaced_under_the_name_a_fork_gave_them_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redrafting, "forget_drafts", lambda *_: None)
+    monkeypatch.setattr(drafting, "forget_drafts", lambda *_: None)
     require_noticed_in_tangles("full")
 
 

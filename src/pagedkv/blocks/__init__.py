@@ -14,13 +14,12 @@ The names imported here are for rooms of other wings: a pool, its policies, and 
 """
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import DIGEST_WORDS, NULL_BLOCK, PoolArrays
-from pagedkv.blocks.clock import set_clock
 from pagedkv.blocks.eviction.policy import EvictionPolicy
 from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.life_cycle import release, reuse
 from pagedkv.blocks.moments import FETCHED_AHEAD, expect, note_request
-from pagedkv.blocks.paths import add_to_path, find_child
+from pagedkv.blocks.record import DIGEST_WORDS, NULL_BLOCK, PoolArrays, set_clock
+from pagedkv.blocks.sweeps import add_to_path, find_child
 
 __all__ = [
     "DIGEST_WORDS",

@@ -2,15 +2,38 @@
 
 Compiled loops search for the first contradiction and return its number in :data:`FAULTS`, 0 if there is none. The
 eviction policy checks its own arrays, and so do the features (:data:`FEATURE_AUDITS`). O(blocks).
+
+The audits of a pool's features, each of the feature's own arrays.
+
+The audit of tenants: every block is charged to one of them, and every account adds up. O(blocks).
+
+The audit of leases: every leased block is named, and every free one is at its place in the order of leases.
+
+The audit of ghosts: at most one for content, none if it is cached; each has a cause of loss.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.cached_bounds import first_unbounded
+from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.free_queue import (
+    blocks_of_list,
+    deferred_sentinel,
+    free_leased,
+    protected_sentinel,
+    spare_sentinel,
+)
+from pagedkv.blocks.ghosts import GHOSTS_A_SET, are_same, find_ghost, ghost_cause, is_ghost
+from pagedkv.blocks.leasing import first_misplaced, is_leased
+from pagedkv.blocks.moments import stays
+from pagedkv.blocks.prefix_index import bucket_of, has_digest
+from pagedkv.blocks.record import (
     BUCKET_NEXT,
+    CHARGED,
     DEFERRED,
     FREE,
     HOLD_STEP,
@@ -20,11 +43,14 @@ from pagedkv.blocks.blocks import (
     LIFE,
     NAME,
     NEXT,
+    NO_TENANT,
     NULL_BLOCK,
     NUM_CACHED,
+    NUM_CAUSES,
     NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
     NUM_FREE,
+    NUM_LEASED,
     NUM_NAMED,
     NUM_SENTINELS,
     OPEN_STEP,
@@ -39,21 +65,27 @@ from pagedkv.blocks.blocks import (
     SUCCESSOR,
     PoolArrays,
 )
-from pagedkv.blocks.feature_audits import FEATURE_AUDITS
-from pagedkv.blocks.free_queue import (
-    blocks_of_list,
-    deferred_sentinel,
-    free_leased,
-    protected_sentinel,
-    spare_sentinel,
+from pagedkv.blocks.siblings import first_unlinked
+from pagedkv.blocks.tenant_charges import (
+    AFTER,
+    BEFORE,
+    CAP,
+    CLOCK,
+    CLOCK_MASK,
+    FLOOR,
+    IN_CACHED,
+    IN_LEASED,
+    IN_SPARE,
+    NUM_RESERVED,
+    NUM_RESTING,
+    NUM_TAKEN,
+    STAMP,
+    list_of,
 )
-from pagedkv.blocks.moments import stays
-from pagedkv.blocks.prefix_index import bucket_of, has_digest
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint8Array
 
-__all__ = ["check_pool"]
-
+__all__ = ["FEATURE_AUDITS", "check_charges", "check_ghosts", "check_leases", "check_pool"]
 FAULTS: Final = (
     "",
     "links forward and backward differ",
@@ -283,3 +315,168 @@ def _chains_fault(pool: PoolArrays) -> int:
         if records[block, SUCCESSOR] < 0 or records[block, SUCCESSOR] >= num_blocks:
             return FOREIGN_SUCCESSOR
     return NONE
+
+
+def _check_siblings(pool: BlockPool) -> None:
+    unlinked = first_unlinked(pool.arrays)
+    assert unlinked == NULL_BLOCK, f"{pool.name}: block {unlinked} is not linked with its siblings"
+
+
+def _check_bounds(pool: BlockPool) -> None:
+    unbounded = first_unbounded(pool.arrays, np.zeros(len(pool.arrays.bounds), np.uint8))
+    assert unbounded == NULL_BLOCK, f"{pool.name}: place {unbounded} is not where a bound on cached blocks has it"
+
+
+def _check_parents(pool: BlockPool) -> None:
+    arrays, records = pool.arrays, pool.arrays.records[: pool.num_blocks]
+    if not len(arrays.parent_digests):
+        return
+    children = np.flatnonzero(records[:, NAME])
+    parents = records[children, PARENT]
+    is_there = (parents != NULL_BLOCK) & (records[parents, LIFE] == records[children, PARENT_LIFE])
+    children, parents = children[is_there], parents[is_there]
+    is_wrong = (arrays.parent_digests[children] != arrays.digests[parents]).any(axis=1)
+    assert not is_wrong.any(), f"{pool.name}: block {children[is_wrong][0]} has the digest of another parent"
+
+
+def check_charges(pool: BlockPool) -> None:
+    """Check that the accounts agree with the blocks; no effect without tenants. Raises AssertionError."""
+    arrays = pool.arrays
+    if not len(arrays.tenants):
+        return
+    tenants, is_free = arrays.tenants, arrays.records[: pool.num_blocks, QUEUE] == FREE
+    charged = tenants[1 : pool.num_blocks, CHARGED]
+    numbers = range(len(pool.accounts))
+    assert ((charged >= 0) & (charged < len(numbers))).all(), f"{pool.name}: a block is charged to no tenant"
+    is_empty = is_free & (arrays.records[: pool.num_blocks, NAME] == 0)
+    assert (tenants[np.flatnonzero(is_empty), CHARGED] == NO_TENANT).all(), f"{pool.name}: an empty block is charged"
+    accounts = pool.accounts
+    taken = np.bincount(charged[~is_free[1:]], minlength=len(numbers))
+    assert (accounts[:, NUM_TAKEN] == taken).all(), f"{pool.name}: blocks that tenants have taken are miscounted"
+    promised = int(np.maximum(0, accounts[:, FLOOR] - taken).sum())
+    assert tenants[NULL_BLOCK, NUM_RESERVED] == promised, f"{pool.name}: floors promise {promised} more blocks"
+    is_within = accounts[:, NUM_TAKEN] + accounts[:, NUM_RESTING] <= accounts[:, CAP]
+    assert is_within.all(), f"{pool.name}: tenant {is_within.argmin()} is above its cap"
+    assert accounts[:, NUM_RESTING].sum() == arrays.counts[NUM_CACHED], f"{pool.name}: cached blocks are miscounted"
+    cold = blocks_of_list(arrays.records, NULL_BLOCK, int(arrays.counts[NUM_FREE]))  # LRU evicts in its order
+    for tenant in numbers:
+        _check_lists(pool, tenant, int(accounts[tenant, NUM_RESTING]), cold)
+
+
+def check_leases(pool: BlockPool) -> None:
+    """Check the leases. Raises AssertionError with the first contradiction. O(blocks)."""
+    misplaced = first_misplaced(pool.arrays)
+    assert misplaced == NULL_BLOCK, f"{pool.name}: leased block {misplaced} is not where the order of leases has it"
+    fault = _leased_fault(pool.arrays, np.flatnonzero(free_leased(pool.arrays)).astype(np.int32))
+    assert fault == NO_FAULT, f"{pool.name}: {FAULTS[fault]}"
+
+
+def check_ghosts(pool: BlockPool) -> None:
+    """Check the ghosts. Raises AssertionError with the first contradiction. O(blocks + ghosts)."""
+    fault = _ghosts_fault(pool.arrays)
+    assert fault == NO_GHOST_FAULT, f"{pool.name}: {FAULTS[fault]}"
+
+
+FEATURE_AUDITS: Final[tuple[Callable[[BlockPool], None], ...]] = (
+    check_leases,
+    check_charges,
+    check_ghosts,
+    _check_siblings,
+    _check_bounds,
+    _check_parents,
+)
+"""Each checks the invariants of a feature, and raises AssertionError. O(blocks)."""
+
+
+def _check_lists(pool: BlockPool, tenant: int, num_cached: int, cold: list[int]) -> None:
+    """Check that a tenant's lists hold its cached blocks, each in the list of its kind, in the order of release."""
+    arrays, where = pool.arrays, f"{pool.name}, tenant {tenant}"
+    num_listed = 0
+    for kind in (IN_SPARE, IN_CACHED, IN_LEASED):
+        listed = _walk(arrays.tenants, list_of(arrays, tenant, kind), num_cached)
+        num_listed += len(listed)
+        mine = set(listed)
+        assert all(_kind_of(arrays, block) == kind for block in listed), f"{where}: a block is in another kind's list"
+        assert (arrays.tenants[listed, CHARGED] == tenant).all(), f"{where}: a block is in another tenant's list"
+        ages = (arrays.tenants[NULL_BLOCK, CLOCK].astype(int) - arrays.tenants[listed, STAMP]) & CLOCK_MASK
+        assert (np.diff(ages) < 0).all(), f"{where}: blocks are listed out of the order of their release"
+        if kind == IN_CACHED and pool.policy is LRU:
+            own = [block for block in cold if block in mine]
+            assert own == listed, f"{where}: its blocks would be evicted in another order than all"
+    assert num_listed == num_cached, f"{where}: {num_cached} cached blocks, {num_listed} listed"
+
+
+def _walk(tenants: Int32Array, sentinel: int, most: int) -> list[int]:
+    """Read a list of at most ``most`` blocks, checking the links in both directions."""
+    listed: list[int] = []
+    place = sentinel
+    while (following := int(tenants[place, AFTER])) != sentinel and len(listed) <= most:
+        assert tenants[following, BEFORE] == place, f"block {following} of a list does not stand behind {place}"
+        listed.append(following)
+        place = following
+    return listed
+
+
+def _kind_of(pool: PoolArrays, block: int) -> int:
+    """Return the list that a block belongs to; -1 if none."""
+    if pool.records[block, QUEUE] != FREE or not pool.records[block, NAME]:
+        return -1
+    if len(pool.leases) and pool.leases[block] > 0:
+        return IN_LEASED
+    return IN_SPARE if pool.records[block, KEPT] == SPARE else IN_CACHED
+
+
+LEASE_FAULTS: Final = (
+    "",
+    "a block without a lease waits among leased ones",
+    "a leased block waits elsewhere, or has no name",
+    "a cached block is computed by no step",
+)
+NO_FAULT, NOT_LEASED, LEASED_ELSEWHERE, LEASE_PENDING_IN_NO_STEP = range(len(LEASE_FAULTS))
+
+
+@compiled
+def _leased_fault(pool: PoolArrays, leased: Int32Array) -> int:
+    """Check that the free leased blocks are exactly those counted and listed, and that every leased block is named."""
+    records = pool.records
+    for block in leased:
+        if records[block, QUEUE] != FREE or not is_leased(pool, block) or records[block, KEPT] == SPARE:
+            return NOT_LEASED
+        if records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+            return LEASE_PENDING_IN_NO_STEP
+    num_leased = 0
+    for block in range(1, len(pool.leases)):
+        if is_leased(pool, block):
+            num_leased += records[block, QUEUE] == FREE
+            if not records[block, NAME]:
+                return LEASED_ELSEWHERE
+    is_counted = num_leased == len(leased) and num_leased == pool.counts[NUM_LEASED]
+    return NO_FAULT if is_counted else LEASED_ELSEWHERE
+
+
+GHOST_FAULTS: Final = (
+    "",
+    "a ghost of content that can be found",
+    "two ghosts of one content",
+    "a ghost gone for no reason",
+)
+NO_GHOST_FAULT, GHOST_OF_NAMED, SAME_GHOST, NO_CAUSE = range(len(GHOST_FAULTS))
+
+
+@compiled
+def _ghosts_fault(pool: PoolArrays) -> int:
+    """Check that at most one for content, none if it is cached; each has a cause of loss."""
+    for block in range(len(pool.records) - NUM_SENTINELS):
+        if pool.records[block, NAME] and find_ghost(pool, pool.records[block, NAME], pool.digests[block]) >= 0:
+            return GHOST_OF_NAMED
+    for number in range(len(pool.ghosts)):
+        for way in range(GHOSTS_A_SET):
+            place = number * GHOSTS_A_SET + way
+            if not is_ghost(pool, place):
+                continue
+            if not 0 < ghost_cause(pool, place) < NUM_CAUSES:
+                return NO_CAUSE
+            for other in range(place + 1, (number + 1) * GHOSTS_A_SET):
+                if are_same(pool, place, other):
+                    return SAME_GHOST
+    return NO_GHOST_FAULT

@@ -1,14 +1,27 @@
 """The blocks of one pool, as an object: its arrays, with queries and changes for users, tests and other rooms.
 
-``BlockPool`` creates the arrays of :mod:`~pagedkv.blocks.blocks` and stores their sizes. The transitions of a
+``BlockPool`` creates the arrays of :mod:`~pagedkv.blocks.record` and stores their sizes. The transitions of a
 block are those of :mod:`~pagedkv.blocks.life_cycle`, which compiled loops call on the same arrays.
+
+The code that a pool runs. The class of its arrays selects it when a loop is compiled.
+
+Every loop that takes a pool is compiled once for each class. To keep these few, there is one class without features,
+for LRU, and for each policy one with all features. All pools of a space have one class, since loops take pools of both
+sides.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 
-from pagedkv.blocks import event_log, free_queue
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks import cached_bounds, event_log, free_queue
+from pagedkv.blocks.event_log import new_log
+from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.eviction.policy import EvictionPolicy
+from pagedkv.blocks.eviction.registry import DEFAULT, require_listed
+from pagedkv.blocks.ghosts import new_ghosts
+from pagedkv.blocks.life_cycle import acquire, release
+from pagedkv.blocks.prefix_index import PrefixIndex
+from pagedkv.blocks.record import (
     DEFERRED,
     FREE,
     IN_ORDER,
@@ -26,23 +39,20 @@ from pagedkv.blocks.blocks import (
     PLAIN,
     QUEUE,
     REF_COUNT,
+    RESET,
     SETTLED_STEP,
+    PoolArrays,
     PoolFeatures,
+    advance_clock,
+    new_pool_arrays,
 )
-from pagedkv.blocks.causes import RESET
-from pagedkv.blocks.clock import advance_clock
-from pagedkv.blocks.eviction.policy import EvictionPolicy
-from pagedkv.blocks.eviction.registry import DEFAULT, require_listed
-from pagedkv.blocks.life_cycle import acquire, release
-from pagedkv.blocks.prefix_index import PrefixIndex
-from pagedkv.blocks.sets import new_arrays
 from pagedkv.blocks.sweeps import drop_all_names
-from pagedkv.blocks.tenant_charges import accounts_of, num_permitted, set_current_tenant
+from pagedkv.blocks.tenant_charges import accounts_of, new_accounts, num_permitted, set_current_tenant
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.events import CacheEvents
 from pagedkv.errors import BlockError, ConfigurationError
 
-__all__ = ["BlockPool", "KVCacheBlock"]
+__all__ = ["BlockPool", "KVCacheBlock", "new_arrays"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +221,25 @@ class BlockPool:
         if not 0 < block_id < self.num_blocks:
             message = f"block {block_id} is not one of the blocks 1..{self.num_blocks - 1} of pool {self.name!r}"
             raise BlockError(message)
+
+
+def new_arrays(
+    policy: EvictionPolicy, num_blocks: int, block_size: int, *, caching: bool, features: PoolFeatures
+) -> PoolArrays:
+    """Make the arrays of an empty pool, of the class that selects its code. O(blocks)."""
+    state = policy.new_state(num_blocks - 1)
+    arrays = new_pool_arrays(num_blocks, block_size, caching=caching, features=features)
+    has_features = features._replace(num_in_sets=0) != PLAIN or policy is not LRU
+    kind = policy.arrays if has_features else PoolArrays
+    return kind._make(arrays)._replace(
+        event_log=new_log(features.events),
+        eviction=state.counts,
+        eviction_table=state.table,
+        ranks=state.ranks,
+        eviction_blocks=state.blocks,
+        eviction_runs=state.runs,
+        eviction_rates=state.rates,
+        ghosts=new_ghosts(features.ghosts if caching else 0),
+        bounds=cached_bounds.new_bounds(num_blocks, dict(features.bounds)),
+        tenants=new_accounts(num_blocks, features.limits),
+    )

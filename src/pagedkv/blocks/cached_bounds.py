@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.blocks import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolArrays
 from pagedkv.blocks.moments import stays
+from pagedkv.blocks.record import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint8Array
 

@@ -8,26 +8,66 @@ The parent of a sequence's first block is ``ROOT_DIGEST``, the hash of this enco
 the encoding changes that name. ``hash_block_tokens`` and ``hash_request_tokens`` are the plain reference,
 for users and for other cache tiers. The compiled loops below give the same bytes (tested) for whole
 batches of rows, without a Python object for each block.
+
+The extra keys of a request, block by block, in one pass over its media.
+
+The encoding is that of :mod:`pagedkv.contract.keys`, where each call encodes one block. Here one pass writes
+the media of all blocks into one array, each medium into the keys of all blocks that it overlaps, in the request's
+order::
+
+    key of block 0                      | key of block 3     | key of block 4
+    medium 0 | medium 2 | medium 1      | medium 1           | medium 1 | medium 3
+
+Interned extra keys: every distinct encoding gets a small id that a block's record can store.
+
+Equal ids mean equal bytes, so a hit's extra keys are verified by one comparison. The ids of encodings that no
+block has any more are reused, so that a million different salts do not grow the table.
+
+The content of blocks, as far as it is recorded: their tokens, digests and extra keys.
+
+Only this module writes the arrays ``tokens`` and ``digests``, by which hits are verified and found, the array
+``parent_digests``, for events, and the column ``EXTRA``. Names are set by :mod:`~pagedkv.blocks.prefix_index`,
+and digests computed by :mod:`~pagedkv.blocks.digests`.
 """
 
 import hashlib
-from typing import Final
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.blocks import DIGEST_WORDS
-from pagedkv.blocks.extra_keys import ExtraKeyArrays
+from pagedkv.blocks.record import DIGEST_WORDS, EXTRA, PoolArrays
 from pagedkv.blocks.sha256 import sha256_message
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arguments import as_count, as_token_array
-from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.contract.arrays import Int32Array, Int64Array, Uint8Array, Uint32Array
+from pagedkv.contract.keys import MEDIA, NO_KEYS, MediaArrays, RequestKeys
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["ROOT_DIGEST", "hash_block_tokens", "hash_request_tokens"]
-
+__all__ = [
+    "NO_EXTRA",
+    "ROOT_DIGEST",
+    "ExtraKeyArrays",
+    "ExtraKeyTable",
+    "clear_extra",
+    "copy_content",
+    "copy_digest",
+    "digest_content",
+    "hash_block_tokens",
+    "hash_request_tokens",
+    "keys_of_blocks",
+    "set_digest",
+    "set_digests",
+    "set_extra",
+    "set_extras",
+    "set_parent",
+    "set_token",
+    "without_root",
+    "write_down",
+]
 ROOT_DIGEST: Final = hashlib.sha256(b"pagedkv block chain 1").digest()
 ROOT_WORDS: Final = np.frombuffer(ROOT_DIGEST, ">u4").astype(np.uint32)
 DIGEST_NBYTES: Final = 32
@@ -103,6 +143,22 @@ def words_of_digests(digests: npt.ArrayLike, num_blocks: int) -> Uint32Array:
     return as_bytes.view(">u4").astype(np.uint32)
 
 
+class ExtraKeyArrays(NamedTuple):
+    """The inputs of a block's digest besides the block, as arrays for compiled loops.
+
+    Args:
+        data: uint8; the encoding of key i is ``data[bounds[i, 0] : bounds[i, 1]]``.
+        bounds: int64 ``[keys, 2]``.
+        message: uint8, scratch memory with room for the message of any block.
+        digest: uint32 ``[8]``, scratch.
+    """
+
+    data: Uint8Array
+    bounds: Int64Array
+    message: Uint8Array
+    digest: Uint32Array
+
+
 @inlined
 def digest_block(
     parent: Uint32Array,
@@ -149,3 +205,235 @@ def digest_prompt(
         block_tokens = tokens[index * block_size : (index + 1) * block_size]
         digest_block(parent, block_tokens, extra_keys, extra, out[index])
         parent = out[index]
+
+
+NUM_FIELDS: Final = 2
+POSITION_NBYTES: Final = 16
+HEAD_NBYTES: Final = 2 + 4 + POSITION_NBYTES + 4  # bytes before a medium's digest
+
+
+def keys_of_blocks(keys: RequestKeys, weights_epoch: str, block_size: int, first: int, stop: int) -> dict[int, bytes]:
+    """Encode the extra keys of logical blocks ``[first, stop)``; blocks without any are left out.
+
+    O(media + blocks from the first to the last that media overlap).
+    """
+    encodings = _media_keys(keys.media_arrays, block_size, first, stop) if keys.media else {}
+    if first == 0 and stop > 0:
+        whole = keys.first_block_key(weights_epoch)
+        if whole:
+            encodings[0] = whole + encodings.get(0, b"")
+    return encodings
+
+
+def _media_keys(media: MediaArrays, block_size: int, first: int, stop: int) -> dict[int, bytes]:
+    first = max(first, media.begin // block_size)
+    stop = min(stop, -(-media.end // block_size))
+    if first >= stop:
+        return {}
+    begins = np.zeros(stop - first + 1, np.int64)
+    _measure(media, block_size, first, begins)
+    bounds = begins.tolist()
+    data = np.empty(bounds[-1], np.uint8)
+    _encode(media, block_size, first, begins, data)
+    encoded = data.tobytes()
+    return {index: encoded[begin:end] for index, (begin, end) in enumerate(pairwise(bounds), first) if begin < end}
+
+
+@compiled
+def _measure(media: MediaArrays, block_size: int, first: int, begins: Int64Array) -> None:
+    """Compute where the key of each block from ``first`` on begins; the last entry is the total length."""
+    stop = first + len(begins) - 1
+    for span in range(len(media.starts)):
+        nbytes = HEAD_NBYTES + media.bounds[span + 1] - media.bounds[span]
+        for index in range(max(first, media.starts[span] // block_size), min(stop, -(-media.ends[span] // block_size))):
+            begins[index - first + 1] += nbytes
+    for index in range(1, len(begins)):
+        begins[index] += begins[index - 1]
+
+
+@compiled
+def _encode(media: MediaArrays, block_size: int, first: int, cursors: Int64Array, out: Uint8Array) -> None:
+    """Write the keys of all blocks. On entry ``cursors`` are the beginnings of the keys; on return, their ends."""
+    stop = first + len(cursors) - 1
+    for span in range(len(media.starts)):
+        begin, end = media.bounds[span], media.bounds[span + 1]
+        for index in range(max(first, media.starts[span] // block_size), min(stop, -(-media.ends[span] // block_size))):
+            at = cursors[index - first]
+            out[at] = MEDIA
+            out[at + 1] = NUM_FIELDS
+            _write_integer(out, at + 2, POSITION_NBYTES, 4)
+            _write_integer(out, at + 6, media.starts[span] - index * block_size, 8)
+            _write_integer(out, at + 14, media.ends[span] - media.starts[span], 8)
+            _write_integer(out, at + 22, end - begin, 4)
+            for place in range(end - begin):
+                out[at + HEAD_NBYTES + place] = media.digests[begin + place]
+            cursors[index - first] = at + HEAD_NBYTES + end - begin
+
+
+@inlined
+def _write_integer(out: Uint8Array, at: int, value: int, nbytes: int) -> None:
+    """Write an integer, least significant byte first, as two's complement."""
+    for place in range(nbytes):
+        out[at + place] = (value >> (8 * place)) & 0xFF
+
+
+NO_EXTRA: Final = 0
+MESSAGE_NBYTES: Final = 256  # more than enough for parent, length and SHA-256's padding; tokens and keys are added
+
+
+class ExtraKeyTable:
+    """The table of extra keys and their ids. Id 0 means "no extra keys"."""
+
+    def __init__(self, block_size: int) -> None:
+        """Start with no keys, for blocks of at most ``block_size`` tokens."""
+        self._block_size = block_size
+        self._ids: dict[bytes, int] = {b"": NO_EXTRA}
+        self._vacant: list[int] = []
+        self._end = 0
+        self.arrays = self._arrays(np.zeros(0, np.uint8), np.zeros((1, 2), np.int64))
+
+    def __len__(self) -> int:
+        """Count the keys that have an id, the empty one included."""
+        return len(self._ids)
+
+    def id_of(self, encoding: bytes) -> int | None:
+        """Return the id of an encoding, or None if no block has it. Changes nothing. O(1)."""
+        return self._ids.get(encoding)
+
+    def encoding_of(self, key_id: int) -> bytes:
+        """Return the encoding of an id that is in use. O(length)."""
+        begin, end = self.arrays.bounds[key_id].tolist()
+        return self.arrays.data[begin:end].tobytes()
+
+    @property
+    def num_ids(self) -> int:
+        """One more than the largest id given so far, whether in use or vacant."""
+        return len(self._ids) + len(self._vacant)
+
+    def intern_all(self, encodings: Sequence[bytes]) -> list[int]:
+        """Return the ids of many encodings, which may be new. O(length of all), amortised."""
+        known = self._ids
+        new: dict[bytes, int] = {}
+        for encoding in encodings:
+            if encoding not in known:
+                known[encoding] = new[encoding] = self._vacant.pop() if self._vacant else len(known)
+        if new:
+            self._write(new)
+        return [known[encoding] for encoding in encodings]
+
+    def retain(self, used_ids: Iterable[int]) -> None:
+        """Remove all keys except these and the empty one."""
+        used = {NO_EXTRA, *used_ids}
+        kept = {encoding: key_id for encoding, key_id in self._ids.items() if key_id in used}
+        self._vacant += [key_id for key_id in self._ids.values() if key_id not in used]
+        self._ids = kept
+        self._end = 0
+        self.arrays = self._arrays(np.zeros(0, np.uint8), np.zeros((1, 2), np.int64))
+        self._write(kept)
+
+    def _write(self, ids: dict[bytes, int]) -> None:
+        """Append encodings to the data, and record their bounds by id."""
+        data, bounds, *_ = self.arrays
+        key_ids = np.fromiter(ids.values(), np.int64, len(ids))
+        ends = self._end + np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)))
+        end, most = int(ends[-1]), int(key_ids.max())
+        if end > len(data):
+            data = np.concatenate([data, np.zeros(max(end - len(data), len(data), 256), np.uint8)])
+        if most >= len(bounds):
+            bounds = np.concatenate([bounds, np.zeros((max(most + 1 - len(bounds), len(bounds)), 2), np.int64)])
+        data[self._end : end] = np.frombuffer(b"".join(ids), np.uint8)
+        bounds[key_ids, 0] = np.append(self._end, ends[:-1])
+        bounds[key_ids, 1] = ends
+        self._end = end
+        if data is not self.arrays.data or bounds is not self.arrays.bounds:
+            self.arrays = self._arrays(data, bounds)
+
+    def _arrays(self, data: Uint8Array, bounds: Int64Array) -> ExtraKeyArrays:
+        message = np.zeros(MESSAGE_NBYTES + 4 * self._block_size + (len(data) + 3) // 4 * 4, np.uint8)
+        return ExtraKeyArrays(data, bounds, message, np.zeros(DIGEST_WORDS, np.uint32))
+
+
+@inlined
+def set_token(pool: PoolArrays, block: int, slot: int, token: int) -> None:
+    """Record one token of a block."""
+    pool.tokens[block, unsigned(slot)] = token
+
+
+@inlined
+def write_down(pool: PoolArrays, block: int, slot: int, tokens: Int32Array, first: int, num_tokens: int) -> None:
+    """Record ``num_tokens`` of ``tokens``, from index ``first`` on, in a block's slots from ``slot`` on."""
+    for place in range(num_tokens):
+        pool.tokens[block, slot + place] = tokens[first + place]
+
+
+@inlined
+def copy_content(source: PoolArrays, block: int, destination: PoolArrays, place: int, num_tokens: int) -> None:
+    """Copy the recorded extra keys and tokens of a block to another, here or on the other side (host or device)."""
+    destination.records[place, EXTRA] = source.records[block, EXTRA]
+    for slot in range(num_tokens):
+        destination.tokens[place, slot] = source.tokens[block, slot]
+
+
+@inlined
+def clear_extra(records: Int32Array, block: int) -> None:
+    """Record that a block has no extra keys."""
+    records[block, EXTRA] = NO_EXTRA
+
+
+@inlined
+def set_extra(records: Int32Array, block: int, extra: int) -> None:
+    """Record a block's extra keys, by their id."""
+    records[block, EXTRA] = extra
+
+
+def set_extras(pool: PoolArrays, block_ids: Int32Array, extra_ids: Int32Array) -> None:
+    """Record the extra keys of several blocks, by their ids."""
+    pool.records[block_ids, EXTRA] = extra_ids
+
+
+@inlined
+def digest_content(pool: PoolArrays, block: int, parent: Uint32Array, num_tokens: int, keys: ExtraKeyArrays) -> None:
+    """Compute the digest of a block from the digest ``parent``, its leading tokens and its extra keys; record both."""
+    digest_block(parent, pool.tokens[block, :num_tokens], keys, pool.records[block, EXTRA], pool.digests[block])
+    set_parent(pool, block, parent)
+
+
+@inlined
+def set_digest(pool: PoolArrays, block: int, digest: Uint32Array) -> None:
+    """Record a block's digest."""
+    for word in range(DIGEST_WORDS):
+        pool.digests[block, word] = digest[word]
+
+
+@inlined
+def set_parent(pool: PoolArrays, block: int, digest: Uint32Array) -> None:
+    """Record the digest of the block before a block, if the pool keeps it."""
+    if len(pool.parent_digests):
+        for word in range(DIGEST_WORDS):
+            pool.parent_digests[block, word] = digest[word]
+
+
+@inlined
+def copy_digest(source: PoolArrays, block: int, destination: PoolArrays, place: int) -> None:
+    """Copy the recorded digests of a block and its parent to another block, in any pool or on the other side."""
+    set_digest(destination, place, source.digests[block])
+    if len(source.parent_digests):
+        set_parent(destination, place, source.parent_digests[block])
+
+
+def set_digests(pool: PoolArrays, block_ids: Int32Array, chain: Uint32Array) -> None:
+    """Record the digests of a sequence's last blocks.
+
+    Args:
+        block_ids: int32 ``[blocks]``.
+        chain: uint32 ``[at least blocks, 8]``, the digests of the whole sequence.
+    """
+    first = len(chain) - len(block_ids)
+    pool.digests[block_ids] = chain[first:]
+    if len(pool.parent_digests):
+        pool.parent_digests[block_ids] = np.concatenate([ROOT_WORDS[np.newaxis], chain])[first:-1]
+
+
+def without_root(parents: Uint32Array) -> Uint32Array:
+    """Return digests of parents, uint32 ``[n, 8]``, with zeros for the root: events and snapshots contain them so."""
+    return np.where((parents == ROOT_WORDS).all(axis=1, keepdims=True), np.uint32(0), parents)

@@ -9,7 +9,7 @@ A block into which no plan has computed anything is *undated*: its weights are n
 they were those in force. Two blocks have equal content only if their ranges are equal.
 """
 
-from pagedkv.blocks.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
+from pagedkv.blocks.record import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
 from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arrays import Int32Array
 

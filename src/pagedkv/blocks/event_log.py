@@ -5,14 +5,14 @@ Only this module writes ``PoolArrays.event_log`` and ``NUM_EVENTS``. A ring of s
 
 import numpy as np
 
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.digests import without_root
+from pagedkv.blocks.record import (
     DIGEST_WORDS,
     EVENT_FIELDS,
     NAME,
     NUM_EVENTS,
     PoolArrays,
 )
-from pagedkv.blocks.contents import without_root
 from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.contract.arrays import Uint32Array

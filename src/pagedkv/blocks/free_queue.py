@@ -1,9 +1,9 @@
 """The order in which free blocks are allocated: an intrusive, circular, doubly linked list.
 
 This module decides in which list a free or deferred block is, and where. Links are written by
-:mod:`~pagedkv.blocks.links`, places and counts by :mod:`~pagedkv.blocks.block_record`. The value of a block's
+:mod:`~pagedkv.blocks.record`, places and counts by :mod:`~pagedkv.blocks.record`. The value of a block's
 content is decided by callers, which append cached blocks at the back, the least valuable first, and put blocks without
-content at the front. The spare list (:mod:`~pagedkv.blocks.spare_blocks`) is used as soon as no block without
+content at the front. The spare list (:mod:`~pagedkv.blocks.life_cycle`) is used as soon as no block without
 content is left. The protected list is used last; only some eviction policies (:mod:`~pagedkv.blocks.eviction`) put
 blocks there. Leased blocks (:mod:`~pagedkv.blocks.leasing`) are in no list; they are moved to the lists before
 these run out. Every operation on one block is O(1), also its removal from the middle, which a prefix hit on a free
@@ -23,8 +23,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.block_record import count_taken, enter_deferred, enter_free, leave_deferred, leave_free
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.record import (
     FREE,
     IN_USE,
     NAME,
@@ -36,8 +35,15 @@ from pagedkv.blocks.blocks import (
     QUEUE,
     RELEASED,
     PoolArrays,
+    begin_list,
+    count_taken,
+    enter_deferred,
+    enter_free,
+    leave_deferred,
+    leave_free,
+    link_before,
+    unlink,
 )
-from pagedkv.blocks.links import begin_list, link_before, unlink
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.errors import BlockError
@@ -162,7 +168,7 @@ class FreeBlockQueue:
 
     A wrapper for users and tests; compiled loops call this module's functions on the same arrays.
 
-    >>> from pagedkv.blocks.empty_pool import new_pool_arrays
+    >>> from pagedkv.blocks.record import new_pool_arrays
     >>> queue = FreeBlockQueue(new_pool_arrays(5, 16, caching=False))
     >>> queue.popleft(), queue.popleft_n(2)
     (1, [2, 3])

@@ -15,18 +15,37 @@ The block's ``HOLD_STEP`` is raised to that step, even while other references re
 block waits for the latest of these steps. Every step has a list of the blocks that wait for it, so the cost of settling
 a step is proportional to the blocks that it frees.
 
-This module decides when a block changes. The columns are written by :mod:`~pagedkv.blocks.block_record`, and free
+This module decides when a block changes. The columns are written by :mod:`~pagedkv.blocks.record`, and free
 blocks are ordered by :mod:`~pagedkv.blocks.free_queue`. Sequences and tables are handled elsewhere. Optional
 features are called through :mod:`~pagedkv.blocks.moments`.
+
+Spare blocks: cached blocks that are evicted before all others.
+
+These are named blocks that are not expected to be hit. They can be hit until they are allocated for other content,
+which happens before any other cached block is evicted; those that became spare first are evicted first::
+
+    allocated:   blocks without content | spare blocks, oldest first | cached blocks, in the eviction policy's order
+
+Spare blocks are excluded from the eviction policy: it is called as if the name were dropped (``note_drop``), and set
+again at a hit. Callers decide which blocks are spare: :mod:`pagedkv.space.windows`, and the code that
+frees superseded sequences. The mark is a value of ``KEPT``. In groups that are walked this is the column of the
+prefetch hint, so a spare block has no hint.
+
+References of external readers, taken and released for many blocks at a time.
 """
 
 from pagedkv.blocks import free_queue, moments
-from pagedkv.blocks.block_record import add_references, begin_life, drop_reference, hold_until, raise_hold
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.digests import clear_extra
+from pagedkv.blocks.loops import Like, takes
+from pagedkv.blocks.prefix_index import forget, unname
+from pagedkv.blocks.record import (
+    CALLED_OFF,
     DEFERRED,
+    EVICTED,
     FREE,
     HOLD_STEP,
     IN_ORDER,
+    KEPT,
     NAME,
     NEXT,
     NULL_BLOCK,
@@ -36,17 +55,23 @@ from pagedkv.blocks.blocks import (
     NUM_EVICTED,
     NUM_HIT_BLOCKS,
     OPEN_STEP,
+    OVERWRITTEN,
     PENDING_STEP,
     QUEUE,
     REF_COUNT,
     SETTLED_STEP,
+    SHED,
+    SPARE,
     PoolArrays,
+    add_references,
+    begin_life,
+    drop_reference,
+    forget_reasons,
+    hold_until,
+    mark_spare,
+    note_settled,
+    raise_hold,
 )
-from pagedkv.blocks.causes import CALLED_OFF, EVICTED, OVERWRITTEN, SHED
-from pagedkv.blocks.contents import clear_extra
-from pagedkv.blocks.prefix_index import forget, unname
-from pagedkv.blocks.spare_blocks import enqueue_spare, is_spare, renew
-from pagedkv.blocks.step_numbers import note_settled
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array
 
@@ -56,14 +81,22 @@ __all__ = [
     "acquire_often",
     "adopt",
     "claim",
+    "claim_all",
     "drop_name",
+    "enqueue_spare",
+    "is_spare",
     "lose_content",
     "lose_name",
     "lower_hold",
+    "make_cached",
+    "make_spare",
+    "make_unheld_spare",
     "release",
+    "release_all",
+    "renew",
     "reuse",
     "reuse_all",
-    "settle",
+    "settle_until",
 ]
 
 
@@ -194,6 +227,7 @@ def adopt(pool: PoolArrays, block: int) -> None:
     moments.note_recomputed(pool, block)
 
 
+@takes(Like.POOL, Like.IDS)
 @compiled
 def reuse_all(pool: PoolArrays, block_ids: Int32Array) -> None:
     """Take one more reference to each block of a prefix hit (null blocks are skipped)."""
@@ -238,8 +272,9 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
     moments.note_cached(pool, block)
 
 
+@takes(Like.POOL, Like.NUMBER)
 @compiled
-def settle(pool: PoolArrays, step: int) -> None:
+def settle_until(pool: PoolArrays, step: int) -> None:
     """Record that every step up to ``step`` is over, and free the blocks that waited for these steps."""
     settled = pool.counts[SETTLED_STEP]
     note_settled(pool.counts, step)
@@ -265,7 +300,7 @@ def _free_deferred(pool: PoolArrays, sentinel: int, step: int) -> None:
 def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     """Remove a block's name, so that its content cannot be hit; a free block then has no content any more.
 
-    ``cause``: why, to be stored in a ghost (:mod:`pagedkv.blocks.causes`).
+    ``cause``: why, to be stored in a ghost (:mod:`pagedkv.blocks.record`).
     """
     lose_name(pool, block, cause)
 
@@ -296,3 +331,71 @@ def lower_hold(pool: PoolArrays, block: int, step: int) -> None:
         free_queue.wait_for(records, counts, block, step)
     else:
         _enqueue(pool, block)
+
+
+@inlined
+def is_spare(pool: PoolArrays, block: int) -> bool:
+    """Whether a block is spare, or will be once no step needs it any more."""
+    return bool(pool.records[block, KEPT] == SPARE)
+
+
+@compiled
+def enqueue_spare(pool: PoolArrays, block: int) -> None:
+    """Put an unreferenced named block at the back of the spare list."""
+    moments.note_drop(pool, block)
+    free_queue.insert_before(pool.records, pool.counts, free_queue.spare_sentinel(pool.records), block)
+
+
+@compiled
+def make_spare(pool: PoolArrays, block: int) -> None:
+    """Mark an unreferenced named block, free or deferred, as spare."""
+    if is_spare(pool, block):
+        return
+    mark_spare(pool.records, block)
+    if pool.records[block, QUEUE] == FREE:
+        free_queue.remove(pool.records, pool.counts, block)
+        enqueue_spare(pool, block)
+        moments.note_rank(pool, block)
+
+
+@compiled
+def make_unheld_spare(pool: PoolArrays, blocks: Int32Array) -> None:
+    """Mark those blocks as spare that are named and unreferenced, even if kept for a reason, except by a feature."""
+    for block in blocks:
+        if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0 and not moments.stays(pool, block):
+            make_spare(pool, block)
+
+
+@compiled
+def make_cached(pool: PoolArrays, block: int) -> None:
+    """Make an unreferenced spare block an ordinary cached one."""
+    renew(pool, block)
+    if pool.records[block, QUEUE] == FREE:
+        free_queue.remove(pool.records, pool.counts, block)
+        moments.put(pool, block)
+        moments.note_rank(pool, block)
+
+
+@compiled
+def renew(pool: PoolArrays, block: int) -> None:
+    """Remove the spare mark of a block that is about to be taken out of its place."""
+    forget_reasons(pool.records, block)
+    if pool.records[block, QUEUE] == FREE:
+        moments.note_name(pool, block)
+
+
+NO_STEP = 0  # an external reader is part of no step, so a block that it releases waits for none on its account
+
+
+@compiled
+def claim_all(pool: PoolArrays, block_ids: Int32Array) -> None:
+    """Take one more reference to each block. It is not a hit, so the eviction policy is not notified."""
+    for block in block_ids:
+        claim(pool, block)
+
+
+@compiled
+def release_all(pool: PoolArrays, block_ids: Int32Array) -> None:
+    """Release one reference to each block, the last block first, as for a freed sequence."""
+    for place in range(len(block_ids) - 1, -1, -1):
+        release(pool, block_ids[place], NO_STEP)

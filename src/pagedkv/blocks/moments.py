@@ -3,7 +3,7 @@
 The core calls the function of each moment here, and imports no feature. The class of the pool's arrays selects the
 functions behind them (``moments``) when a loop is compiled: the machine code contains only the selected code, and is
 cached under the contents of its sources. A pool whose arrays have no moments uses the defaults of this module, which
-are LRU without any feature. The functions of pools with features are in :mod:`~pagedkv.blocks.features`.
+are LRU without any feature. The functions of pools with features are in :mod:`~pagedkv.blocks.bindings`.
 
 A free block has one of these ranks; blocks are allocated in this order::
 
@@ -35,7 +35,7 @@ note_name, note_drop
 note_named
     A block has got a name: it can be hit from now on.
 note_unnamed
-    A block is about to lose its name, for a cause (:mod:`~pagedkv.blocks.causes`).
+    A block is about to lose its name, for a cause (:mod:`~pagedkv.blocks.record`).
 note_child
     A block is being named as the child of a parent in a given life. The parent's ``SUCCESSOR`` is not set to it yet.
 next_child
@@ -84,7 +84,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from pagedkv.blocks import free_queue
-from pagedkv.blocks.blocks import PoolArrays
+from pagedkv.blocks.record import PoolArrays
 from pagedkv.compilation.choice import MOMENTS, chosen_by
 from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arrays import Int32Array

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.block_record import end_life
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.moments import next_child, note_child, note_drop, note_name, note_named, note_unnamed
+from pagedkv.blocks.record import (
     BUCKET_NEXT,
     DIGEST_WORDS,
     LIFE,
@@ -24,14 +24,14 @@ from pagedkv.blocks.blocks import (
     NULL_BLOCK,
     NUM_NAMED,
     NUM_SENTINELS,
+    OVERWRITTEN,
     PARENT,
     PARENT_LIFE,
     SUCCESSOR,
     PoolArrays,
+    end_life,
+    forget_reasons,
 )
-from pagedkv.blocks.causes import OVERWRITTEN
-from pagedkv.blocks.keep_reasons import forget_reasons
-from pagedkv.blocks.moments import next_child, note_child, note_drop, note_name, note_named, note_unnamed
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Uint32Array
 from pagedkv.errors import BlockError
@@ -121,7 +121,7 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
 def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     """Remove a block's name, and notify the eviction policy; links to its content become invalid.
 
-    ``cause``: why, one of those in :mod:`pagedkv.blocks.causes`.
+    ``cause``: why, one of those in :mod:`pagedkv.blocks.record`.
     """
     note_drop(pool, block)
     unname(pool, block, cause)

@@ -12,41 +12,51 @@ functions with one signature give the same words:
 
 ``compress`` is the faster one. Code compiled for this machine's processor contains only that one; code for a class of
 processors contains both, and chooses when it runs (``sha_instructions.py``).
+
+Whether the processor has the SHA instructions of x86, decided when code is compiled or when it runs.
+
+Code compiled for this machine's processor decides when it is compiled. Code for a class of processors
+(:mod:`pagedkv.compilation.targets`), some of which have the instructions, decides when it runs: it reads a byte
+that each process writes once. The byte is a named symbol, resolved when code is loaded, so that code on disk contains
+no address of a process.
 """
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Mapping
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
-
-# llvmlite ships no types: its values and builders are Any, and stay inside the emit functions below.
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, is_jitted
 
-from pagedkv.blocks.sha_instructions import FEATURES, PRESENCE, SHA, Known, has_sha_instructions
-from pagedkv.compilation.compiled import compiled
+from pagedkv.compilation.compiled import compiled, is_compiling_at_all
+from pagedkv.compilation.targets import own_processor
 
 __all__ = [
+    "FEATURES",
+    "PRESENCE",
+    "SHA",
     "STATE_WORDS",
+    "Known",
     "compress",
     "compress_hardware",
     "compress_portable",
+    "has_sha_instructions",
     "initial_state",
     "pad_message",
     "padded_nbytes",
     "sha256_message",
 ]
-
 Words: TypeAlias = npt.NDArray[np.uint32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Compress: TypeAlias = Callable[[Words, Bytes, int], None]
 CodeContext: TypeAlias = Any  # Numba's class; its methods are not annotated
-
 STATE_WORDS: Final = 8
 CHUNK_NBYTES: Final = 64  # FIPS 180-4 calls this a block, which means KV memory here
 LENGTH_NBYTES: Final = 8
@@ -54,12 +64,10 @@ NUM_ROUNDS: Final = 64
 NUM_CHUNK_WORDS: Final = 16
 EMPTY_WINDOW: Final = (0,) * NUM_CHUNK_WORDS
 MASK: Final = 0xFFFFFFFF
-
 # FIPS 180-4, 5.3.3.
 INITIAL_STATE: Final = (
     0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19,
 )  # fmt: skip
-
 # FIPS 180-4, 4.2.2. An array, because compiled code indexes a tuple by a chain of comparisons.
 ROUND_CONSTANTS: Final = np.array(
     (
@@ -275,13 +283,41 @@ def _compress_querying(state: Words, message: Bytes, offset: int) -> None:
         compress_portable(state, message, offset)
 
 
+class Known(Enum):
+    """What is known about the instructions when code is compiled."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+    QUERIED = "queried when code runs"
+
+
 COMPRESS: Final[Mapping[Known, Compress]] = MappingProxyType(
     {Known.PRESENT: _compress_hardware, Known.QUERIED: _compress_querying, Known.ABSENT: compress_portable}
 )
 
+
+def _this_machine_has_them() -> bool:
+    """Detect the instructions of this machine's processor, whatever Numba's target."""
+    try:
+        return bool(binding.get_host_cpu_features().get("sha"))
+    except RuntimeError:  # LLVM cannot detect them
+        return False
+
+
+def _known() -> Known:
+    if not is_compiling_at_all():
+        return Known.ABSENT
+    triple, _name, features = own_processor()
+    if "+sha" in features.split(","):
+        return Known.PRESENT
+    return Known.QUERIED if triple.startswith("x86_64-") else Known.ABSENT
+
+
+SHA: Final = _known()
+PRESENCE: Final = ctypes.c_uint8(SHA is not Known.ABSENT and _this_machine_has_them())
+"""The byte that code reads when it runs. Written here, and by tests of both values."""
 compress_hardware: Final[Compress | None] = _compress_hardware if PRESENCE.value else None
 """The same as ``compress``, or None without these instructions."""
-
 compress: Final[Compress] = COMPRESS[SHA]
 """Absorb the 64 bytes at ``message[offset:]`` into ``state`` (FIPS 180-4, 6.2.2).
 
@@ -350,3 +386,23 @@ Args:
 
 Changes ``message[length:padded_nbytes(length)]`` and ``out``. O(length).
 """
+NAME: Final = "pagedkv_has_sha_instructions"
+BYTE: Final = ir.IntType(8)
+FEATURES: Final = '"target-features"="+sse4.1,+ssse3,+sha"'
+"""The attribute of a function in which LLVM may use the instructions, whatever the target."""
+binding.add_symbol(NAME, ctypes.addressof(PRESENCE))
+
+
+def _emit_question(
+    _context: CodeContext, builder: ir.IRBuilder, _signature: CodeContext, _arguments: list[ir.Value]
+) -> ir.Value:
+    presence = builder.module.globals.get(NAME) or ir.GlobalVariable(builder.module, BYTE, NAME)
+    return builder.icmp_unsigned("!=", builder.load(presence), ir.Constant(BYTE, 0))
+
+
+def _typed_question(_context: object) -> tuple[object, Callable[..., ir.Value]]:
+    return types.boolean(), _emit_question
+
+
+has_sha_instructions: Final = cast("Callable[[], bool]", intrinsic(_typed_question))
+"""Whether the processor has the instructions, in compiled code. One load."""

@@ -11,7 +11,7 @@ latest child is gone. Children of an ended life of the parent remain linked with
 
 from typing import Final
 
-from pagedkv.blocks.blocks import NAME, NULL_BLOCK, NUM_SENTINELS, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays
+from pagedkv.blocks.record import NAME, NULL_BLOCK, NUM_SENTINELS, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 
 __all__ = ["OLDER", "YOUNGER", "first_unlinked", "link_child", "next_child", "unlink_child"]

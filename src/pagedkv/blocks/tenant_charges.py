@@ -26,14 +26,14 @@ Tenants come and go while a pool is in use. Rows for a new tenant are appended i
 to the array sees them, and its type stays the same. The rows of a removed tenant stay, with an account of nothing.
 
 All operations on a block are O(1). The block to evict under a cap or a floor is chosen by
-:mod:`pagedkv.blocks.tenant_victims`.
+:mod:`pagedkv.blocks.victims`.
 """
 
 from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.record import (
     CHARGED,
     FREE,
     KEPT,

@@ -15,7 +15,7 @@ There are two orders, both of free leased blocks (:mod:`pagedkv.blocks.leasing`)
 
 from typing import Final, NamedTuple
 
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.record import (
     CHARGED,
     FREE,
     LEASED_ROOT,
@@ -28,8 +28,8 @@ from pagedkv.blocks.blocks import (
     QUEUE,
     RELEASED,
     PoolArrays,
+    set_branch,
 )
-from pagedkv.blocks.links import set_branch
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 

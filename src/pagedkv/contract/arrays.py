@@ -1,11 +1,20 @@
 """Types of the arrays in which all state is kept."""
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BoolArray", "Float32Array", "Float64Array", "Int32Array", "Int64Array", "Uint8Array", "Uint32Array"]
+__all__ = [
+    "NO_BLOCKS",
+    "BoolArray",
+    "Float32Array",
+    "Float64Array",
+    "Int32Array",
+    "Int64Array",
+    "Uint8Array",
+    "Uint32Array",
+]
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
@@ -14,3 +23,5 @@ Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Uint32Array: TypeAlias = npt.NDArray[np.uint32]
 Uint8Array: TypeAlias = npt.NDArray[np.uint8]
+
+NO_BLOCKS: Final = np.zeros(0, np.int32)

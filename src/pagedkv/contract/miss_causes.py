@@ -1,6 +1,6 @@
 """Explanations: how much of a prompt hits, where the hit ends, and why.
 
-Values only; :mod:`pagedkv.space.miss_analysis` computes them. ``str`` of an explanation is one sentence.
+Values only; :mod:`pagedkv.space.explaining` computes them. ``str`` of an explanation is one sentence.
 """
 
 from dataclasses import dataclass

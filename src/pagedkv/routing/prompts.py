@@ -18,10 +18,8 @@ from typing import Final, TypeAlias, final
 
 import numpy as np
 
-from pagedkv.blocks.block_keys import keys_of_blocks
-from pagedkv.blocks.blocks import DIGEST_WORDS
-from pagedkv.blocks.digests import digest_block, digest_prompt
-from pagedkv.blocks.extra_keys import ExtraKeyArrays, ExtraKeyTable
+from pagedkv.blocks.digests import ExtraKeyArrays, ExtraKeyTable, digest_block, digest_prompt, keys_of_blocks
+from pagedkv.blocks.record import DIGEST_WORDS
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arguments import as_token_array
 from pagedkv.contract.arrays import Int32Array, Uint32Array

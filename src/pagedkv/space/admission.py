@@ -1,40 +1,56 @@
-"""Admitting a sequence: whether its prompt fits, what of it is cached, and allocating its first blocks."""
+"""Admitting a sequence: whether its prompt fits, what of it is cached, and allocating its first blocks.
 
-from typing import Final, NamedTuple
+The tables of a new row: the blocks of its prefix hit, then new ones for the rest.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.blocks import FREE, NULL_BLOCK, QUEUE
-from pagedkv.blocks.contents import set_digests
-from pagedkv.blocks.digests import ROOT_WORDS
+from pagedkv.blocks.digests import ROOT_WORDS, set_digests
+from pagedkv.blocks.life_cycle import acquire_all, reuse_all
+from pagedkv.blocks.loops import Like, takes
+from pagedkv.blocks.record import FREE, LIFE, NULL_BLOCK, QUEUE, PoolArrays
+from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Allocation, Shortage
-from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import AllocStatus, Row, TokenIds
 from pagedkv.errors import ConfigurationError, TokenError
-from pagedkv.space.hits import PrefixHit, Prompt
-from pagedkv.space.matching import match_prompt
-from pagedkv.space.pending import note_reliance
-from pagedkv.space.prompts import digests_of_prefix, prepare_prompt, require_beginning
+from pagedkv.space.growing import note_reliance, slots_to_reserve, write_tokens
+from pagedkv.space.matching import PrefixHit, Prompt, digests_of_prefix, match_prompt, prepare_prompt, require_beginning
 from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
+from pagedkv.space.rows import (
+    AT,
+    BLOCK_SIZE,
+    NUM_DIGESTED,
+    NUM_PLANNED,
+    NUM_SINK_BLOCKS,
+    GroupArrays,
+    begin_table,
+    blocks_for,
+    freeze,
+    note_change,
+    put_entry,
+    set_column,
+    set_tail,
+    set_tokens,
+)
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.row_record import freeze, set_column
-from pagedkv.tables.rows import AT, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS
 
 __all__ = [
     "Admission",
     "admission_status",
     "allocate",
     "allocate_prompt",
+    "allocate_row",
     "answer_for_whole",
     "as_policy",
     "free_blocks_needed",
     "make_fit",
 ]
-
-NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
 class Admission(NamedTuple):
@@ -78,7 +94,7 @@ def answer_for_whole(
 
     Raises:
         TokenError: the whole prompt does not begin with ``tokens``, or is not the prompt of ``answer``; see also
-            :func:`~pagedkv.space.prompts.prepare_prompt`.
+            :func:`~pagedkv.space.matching.prepare_prompt`.
     """
     prompt = prepare_prompt(state, whole, keys, None, 0)
     require_beginning(prompt.tokens, tokens)
@@ -222,7 +238,7 @@ def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission,
     for group, blocks in zip(state.groups, hits, strict=True):
         for feature in state.features:
             feature.allocating(group)
-        state.loops.allocate_row(*group.view, row, blocks, prompt.tokens, num_lookahead)
+        state.loops[allocate_row](*group.view, row, blocks, prompt.tokens, num_lookahead)
     for feature in state.features:
         feature.allocated(ledger, row, hit)
     for feature in state.features:
@@ -265,7 +281,7 @@ def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: Pre
             feature.reviving(group.pool, blocks)
     for group, blocks in zip(state.groups, hit.block_ids, strict=True):
         if len(blocks):
-            state.loops.reuse_all(group.pool.arrays, blocks)
+            state.loops[reuse_all](group.pool.arrays, blocks)
             note_reliance(state, ledger, group, batch, blocks)
     for feature in state.features:
         feature.hit_taken(ledger, batch, hit)
@@ -307,3 +323,38 @@ def _take_digests(state: SpaceState, row: int, prompt: Prompt) -> None:
         set_digests(group.pool.arrays, group.arrays.table[row, first:stop], prompt.digests)
         set_column(state.rows, row, column, stop)
         state.chains[group.lane][row] = prompt.digests[-1]
+
+
+@takes(Like.POOL, Like.GROUP, Like.ROWS, Like.NUMBER, Like.IDS, Like.IDS, Like.NUMBER)
+@compiled
+def allocate_row(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    hits: Int32Array,
+    tokens: Int32Array,
+    num_lookahead: int,
+) -> None:
+    """Fill a new row: the blocks of its prefix hit (already referenced), then new ones for the rest.
+
+    Every group sets the row's number of tokens, to equal values.
+    """
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    reserve = slots_to_reserve(group, num_lookahead)
+    num_hits = len(hits)
+    num_hit_tokens = num_hits * block_size
+    for index in range(num_hits):
+        put_entry(group.table, row, index, hits[index])
+    wanted = blocks_for(len(tokens) + reserve, block_size)
+    acquire_all(pool, group.table[row, num_hits:wanted])
+    write_tokens(pool, group, row, num_hits, 0, tokens, num_hit_tokens, len(tokens) - num_hit_tokens)
+    first = num_hits
+    while first > 0 and hits[first - 1] != NULL_BLOCK:
+        first -= 1
+    begin_table(rows, row, at, wanted, first, num_hits)
+    if num_hits > 0:
+        set_tail(rows, row, at, hits[num_hits - 1], pool.records[hits[num_hits - 1], LIFE])
+    set_tokens(rows, row, len(tokens), len(tokens))
+    note_change(rows, row, at, 0, wanted)

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_WORDS, hash_block_tokens
+from pagedkv.blocks.record import (
     AHEAD,
     EXTRA,
     FREE,
@@ -24,10 +25,7 @@ from pagedkv.blocks.blocks import (
     REF_COUNT,
     SPARE,
 )
-from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_WORDS, hash_block_tokens
-from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.steps import StepLedger
-from pagedkv.tables.rows import (
+from pagedkv.space.rows import (
     AT,
     DIRTY_FROM,
     DIRTY_TO,
@@ -51,8 +49,10 @@ from pagedkv.tables.rows import (
     SWAPPED,
     TOUCHED,
     VACANT,
+    first_needed_token,
 )
-from pagedkv.tables.rules import first_needed_token
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import StepLedger
 
 __all__ = ["check_space"]
 

@@ -9,12 +9,8 @@ when there are too few blocks. :meth:`BlockSpace.plan_step` returns what a step 
     acknowledge(plan.step_id)  or  abort(plan.step_id)                 when the device has run it, or failed
 
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an ``append`` of each
-further one. Several steps may be in flight. The base classes have the operations on cached content
-(:mod:`~pagedkv.space.content_space`), on rows that are swapped to the host and back
-(:mod:`~pagedkv.space.swap_space`) and on steps (:mod:`~pagedkv.space.step_space`), and the methods of
-features (:mod:`~pagedkv.space.optional_methods`). These classes check arguments and document; the modules beside
-them do the work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``truncating``, ``forking``, ``branching``,
-``swapping``, ``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
+further one. Several steps may be in flight. The class checks arguments and
+documents; the module beside it that bears an operation's name carries it out: its rule in Python, its loops below.
 """
 
 from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
@@ -24,41 +20,67 @@ from typing import Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.answers import Allocation, PrefixGone, Shortage
+from pagedkv.contract.answers import (
+    AbortedSteps,
+    Allocation,
+    EpochSpan,
+    InvalidatedMemory,
+    Load,
+    PrefixGone,
+    Shortage,
+    TenantShare,
+    Ticket,
+    Withdrawal,
+)
 from pagedkv.contract.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.contract.miss_causes import Explanation
+from pagedkv.contract.plan import BlockMoves, StepPlan
 from pagedkv.contract.receipt import Receipt
-from pagedkv.contract.spec import AllocStatus, TokenIds
-from pagedkv.errors import ConfigurationError, SequenceError
+from pagedkv.contract.space_config import TenantLimits
+from pagedkv.contract.spec import AllocStatus, StepId, TokenIds
+from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError, TokenError
 from pagedkv.space import (
     admission,
-    branching,
+    declaring,
     drafting,
+    explaining,
     filling,
+    forgetting,
     forking,
     growing,
     loading,
-    redrafting,
+    planning,
     releasing,
+    swapping,
     truncating,
+    withdrawing,
 )
-from pagedkv.space.batches import (
+from pagedkv.space.admission import Admission, free_blocks_needed
+from pagedkv.space.epochs import EpochFeature, as_next_epoch
+from pagedkv.space.forgetting import forget
+from pagedkv.space.leasing import lease_hit
+from pagedkv.space.matching import PrefixHit, match_prompt, prepare_prompt
+from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.releasing import as_lease_end, reset_prefix_cache
+from pagedkv.space.rows import OCCUPIED, RUNNING, SWAPPED
+from pagedkv.space.space_view import ObservedSpace, SpaceView
+from pagedkv.space.state import (
     as_num_outputs,
     as_num_reached,
+    as_step_id,
+    has_unknown,
+    require_known,
     require_known_prefix,
     require_status,
 )
-from pagedkv.space.hits import PrefixHit
-from pagedkv.space.optional_methods import OptionalMethods
-from pagedkv.space.prompts import prepare_prompt
-from pagedkv.space.step_space import StepSpace
-from pagedkv.tables.rows import OCCUPIED, RUNNING
+from pagedkv.space.tenants import remove_tenant, require_limits, require_removable, set_tenant
 
 __all__ = ["BlockSpace"]
 
 
-class BlockSpace(StepSpace, OptionalMethods):
+class BlockSpace(SpaceView):
     """The KV-cache bookkeeping of one engine, by rows.
 
     All methods that take rows raise :class:`~pagedkv.errors.SequenceError` for rows that are unknown,
@@ -69,7 +91,7 @@ class BlockSpace(StepSpace, OptionalMethods):
 
     # Admission
 
-    def can_allocate(  # noqa: PLR0913 - what allocate takes, by the same keywords, and for how many sequences
+    def can_allocate(
         self,
         token_ids: TokenIds,
         *,
@@ -105,7 +127,7 @@ class BlockSpace(StepSpace, OptionalMethods):
         question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=self._state.room.number_of(tenant))
         return admission.admission_status(self._state, question, match)
 
-    def allocate(  # noqa: PLR0913 - one prompt and all its options, by keywords
+    def allocate(
         self,
         token_ids: TokenIds,
         *,
@@ -162,7 +184,7 @@ class BlockSpace(StepSpace, OptionalMethods):
                 states the tenant's share. None: no tenant, with neither cap nor floor.
 
         Raises:
-            TokenError, ConfigurationError: see :func:`~pagedkv.space.prompts.prepare_prompt`; ``match`` is the
+            TokenError, ConfigurationError: see :func:`~pagedkv.space.matching.prepare_prompt`; ``match`` is the
                 answer for another prompt, other keys or another space, or the tokens were overwritten since; ``prompt``
                 does not begin with ``token_ids``, or differs from the prompt of ``match``; ``continues`` is no
                 receipt, or the space keeps none; there is no such tenant.
@@ -316,7 +338,7 @@ class BlockSpace(StepSpace, OptionalMethods):
         """
         batch, tokens = as_batch(rows), as_token_array(token_ids)
         self._state.version += 1
-        redrafting.replace_drafts(self._state, batch, tokens, counts)
+        drafting.replace_drafts(self._state, batch, tokens, counts)
 
     def truncate(self, rows: Rows, lengths: npt.ArrayLike) -> None:
         """Roll rows back to earlier lengths, free reserved slots, and accept and publish the remaining tokens.
@@ -368,7 +390,7 @@ class BlockSpace(StepSpace, OptionalMethods):
         require_known_prefix(self._state, parent, length)
         self._state.version += 1
         if length < self.num_tokens(parent):
-            return branching.branch(self._state, self._ledger, parent, num_new, length)
+            return forking.branch(self._state, self._ledger, parent, num_new, length)
         return forking.fork(self._state, self._ledger, parent, num_new)
 
     def free(
@@ -418,3 +440,580 @@ class BlockSpace(StepSpace, OptionalMethods):
         require_status(self._state, as_batch(row), OCCUPIED)
         if (batch == row).any():
             raise SequenceError(f"row {row} cannot be superseded by itself: name the row that replaces it")
+
+    # Swapping
+
+    def can_swap_out(self, rows: Rows) -> AllocStatus:
+        """Return whether the host pools can take these rows. Changes nothing.
+
+        OK if :meth:`swap_out` would succeed. NEVER without a host pool, or if the rows fit neither into an empty host
+        pool nor into one that holds nothing but blocks which they share there. LATER also while the open plan copies or
+        swaps into their blocks, while a step that replays a window of theirs is not acknowledged, and until their
+        unknown tokens are filled in.
+        """
+        batch = as_batch(rows)
+        require_status(self._state, batch, RUNNING)
+        status = swapping.swap_out_status(self._state, self._ledger, batch)
+        return AllocStatus.LATER if status is AllocStatus.OK and has_unknown(self._state, batch) else status
+
+    def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
+        """Move rows to the host pools, device block -> host block; a block that several of these rows share moves once.
+
+        The moves are in the open step's plan as well; the device blocks are freed when it is acknowledged.
+
+        Raises:
+            NoHostPoolError: a group's pool has no host pool.
+            SequenceError: the open plan writes their blocks, a window is being replayed, or tokens are unknown
+                (``can_swap_out`` returns LATER).
+        """
+        batch = as_batch(rows)
+        mark = require_status(self._state, batch, RUNNING)
+        require_known(self._state, batch, "swapped out")
+        self._state.version += 1
+        return swapping.swap_out(self._state, self._ledger, batch, mark)
+
+    def can_swap_in(self, rows: Rows, counts: npt.ArrayLike | None = None, *, num_lookahead: int = 0) -> AllocStatus:
+        """Return whether the device pools can take swapped-out rows back and let them continue. Changes nothing.
+
+        Args:
+            rows: the rows.
+            counts: int32 ``[len(rows)]``, tokens that each row gets next; None: one each (none at ``max_tokens``).
+                Blocks for these tokens, and for the copies on write that they cause, are counted.
+            num_lookahead: slots a row beyond these tokens.
+
+        OK if all fits and the watermark stays free; NEVER if it fits neither into empty pools nor into pools that hold
+        nothing but blocks which the rows share there.
+        """
+        self._require_host_pools()
+        batch = as_batch(rows)
+        require_status(self._state, batch, SWAPPED)
+        reserve = as_count(num_lookahead, "num_lookahead")
+        growth = swapping.as_next_counts(self._state, batch, counts, reserve)
+        return swapping.swap_in_status(self._state, batch, growth, reserve)
+
+    def swap_in(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
+        """Move swapped-out rows back: host block -> device block. The open step may compute them at once."""
+        self._require_host_pools()
+        batch = as_batch(rows)
+        require_status(self._state, batch, SWAPPED)
+        self._state.version += 1
+        return swapping.swap_in(self._state, self._ledger, batch)
+
+    def _require_host_pools(self) -> None:
+        if not self._state.host_pools:
+            raise NoHostPoolError("no host pool is configured: set num_host_blocks")
+
+    # Steps
+
+    def plan_step(self) -> StepPlan:
+        """Close the open step; return all that it needs done in memory. O(changed rows + changed table entries)."""
+        self._state.version += 1
+        return planning.plan_step(self._state, self._ledger)
+
+    def acknowledge(self, step_id: StepId) -> None:
+        """Note that the oldest step in flight has run: its tokens are computed, blocks that waited for it are freed.
+
+        Raises:
+            StepError: another step is the oldest in flight.
+        """
+        self._state.version += 1
+        planning.acknowledge(self._state, self._ledger, as_step_id(step_id))
+
+    def abort(self, step_id: StepId) -> AbortedSteps:
+        """Note that a step failed. It and all later steps count as never run; what they published is withdrawn.
+
+        Rows that share tokens which another row computes in these steps, or in the open one, are lost, since for each
+        row only the last such step is recorded.
+
+        Raises:
+            StepError: the step is not in flight.
+        """
+        self._state.version += 1
+        return planning.abort(self._state, self._ledger, as_step_id(step_id))
+
+    def mark_computed(self, rows: Rows) -> None:
+        """Declare all tokens of these rows computed, outside any plan; windows slide accordingly.
+
+        If the open step or one in flight computes blocks that rows share, name all these rows together. If a step in
+        flight computes a row too, the caller must make sure that this step leaves the declared content intact, even if
+        it fails.
+
+        Raises:
+            StepError: a group is a recurrent state and steps in flight may still advance it; or a row that is not named
+                computes shared blocks.
+        """
+        if self._state.is_recurrent and self._ledger.in_flight:
+            raise StepError("a recurrent state cannot be declared computed while steps are in flight: acknowledge them")
+        batch = as_batch(rows)
+        require_status(self._state, batch, RUNNING)
+        require_known(self._state, batch, "declared computed")
+        self._state.version += 1
+        declaring.mark_computed(self._state, self._ledger, batch)
+
+    # Finding
+
+    def observe(self, observer: SpaceObserver) -> None:
+        """Let an observer follow every operation from now on; it is called after the observers given before. O(1).
+
+        It is called in the middle of operations. It gets a view of this space that can be queried then too
+        (:class:`~pagedkv.space.SpaceObserver`). Changes nothing else.
+
+        Raises:
+            ConfigurationError: ``observer`` is no SpaceObserver.
+        """
+        if not isinstance(observer, SpaceObserver):
+            raise ConfigurationError(f"an observer is a SpaceObserver, got {observer!r}")
+        observer.begin(ObservedSpace(self))
+        self._state.observers.add(observer)
+
+    def match(
+        self,
+        token_ids: TokenIds,
+        *,
+        keys: RequestKeys = NO_KEYS,
+        digests: npt.ArrayLike | None = None,
+        max_hit_tokens: int | None = None,
+        max_replay_tokens: int = 0,
+    ) -> PrefixHit:
+        """Return how many leading tokens are cached, and in which blocks. Changes nothing. O(blocks of the prompt).
+
+        :meth:`can_allocate` and :meth:`allocate` take the answer as ``match=``, so that a prompt is matched once. The
+        answer refers to ``token_ids``: do not change them until then.
+
+        Args:
+            token_ids, keys, digests: as in :meth:`allocate`.
+            max_hit_tokens: most tokens that may hit; 0 declines any hit, for a prompt whose logits are all needed. The
+                bound also holds in ``can_allocate`` and ``allocate``, even if they have to match again. None: no bound.
+            max_replay_tokens: most tokens that the open step may compute again in window groups alone, so that the hit
+                can reach further: to where full attention still has the prompt but the windows do not
+                (:class:`~pagedkv.Replay`). Used where it saves more than it costs. All of them are computed in the open
+                step, together with the first token behind the hit. 0: none. No effect if no group is configured for
+                replay.
+
+        Raises:
+            ConfigurationError: ``max_hit_tokens`` or ``max_replay_tokens`` is negative or no integer; see also
+                :meth:`allocate`.
+        """
+        prompt = prepare_prompt(self._state, token_ids, keys, digests, 0)
+        if type(max_replay_tokens) is not int or max_replay_tokens:  # a plain 0 needs no check
+            prompt = prompt._replace(max_replay_tokens=as_count(max_replay_tokens, "max_replay_tokens"))
+        if max_hit_tokens is not None:
+            prompt = prompt._replace(max_hit_tokens=as_count(max_hit_tokens, "max_hit_tokens"))
+        hit = match_prompt(self._state, prompt)
+        if self._state.loads:
+            hit.loading = loading.load_that_continues(self._state, prompt, hit)
+        return hit
+
+    # Time
+
+    def advance(self, now_s: float) -> None:
+        """Set the clock by which leases end and eviction policies measure ages, in the caller's seconds.
+
+        The clock stands still between calls, and may run at any rate. If it is never set, policies count blocks
+        instead. O(log leased blocks) for each block whose lease has ended.
+
+        Args:
+            now_s: seconds, at least 0, since a moment that is the same for all calls.
+
+        Raises:
+            ConfigurationError: the time goes back, or is no number of seconds; nothing is changed.
+        """
+        time = releasing.as_time(self._state, now_s)
+        self._state.version += 1
+        releasing.advance(self._state, time)
+
+    # External readers
+
+    def hold(self, block_ids: npt.ArrayLike, pool: str | None = None) -> Ticket:
+        """Keep blocks for an external reader, such as a tier or a sender, until :meth:`release`.
+
+        The blocks stay cached and keep their content. A ticket counts like one more sequence that shares the blocks:
+        they are neither free nor evicted, the next write into one copies it, and :meth:`truncate` into one raises
+        SharedPrefixError. Their rows may be freed or swapped out meanwhile. What steps in flight compute, copy or swap
+        into a block is there once they have run; if one is aborted, :class:`~pagedkv.AbortedSteps` lists the ticket.
+        Resetting the cache takes the blocks out of the prefix index and leaves their content.
+
+        Args:
+            block_ids: blocks with content, repeats allowed: blocks of a row that a plan computes, blocks of a
+                :class:`~pagedkv.PrefixHit`, and freed blocks that are cached or deferred. Reserved slots have no
+                content.
+            pool: name of their device pool; the first group's when None.
+
+        Raises:
+            BlockError: the null block, a foreign id, a free block without content, or a block that the open step
+                computes, copies or swaps something into; nothing is changed.
+
+        Cost: O(blocks).
+        """
+        owner = self._pool(pool)
+        self._state.version += 1
+        return loading.hold(self._state, self._ledger, owner, block_ids)
+
+    def release(self, ticket: Ticket) -> None:
+        """Release what a ticket holds; tickets may be released in any order. O(blocks).
+
+        Raises:
+            BlockError: the ticket was released before, or is not of this space; nothing is changed.
+        """
+        self._state.version += 1
+        loading.release(self._state, ticket)
+
+    # Keeping and dropping content
+
+    def supersede(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS) -> None:
+        """Evict the cached blocks of a prompt that nothing else refers to before all other cached blocks.
+
+        For a sequence that was freed before the one that replaces it was admitted; else pass ``superseded_by`` to
+        ``free``. Blocks that a row or a ticket holds, and leased blocks, stay as they are. Until they are evicted, the
+        others can be hit as before.
+
+        Args:
+            token_ids: a prompt; its last token does not count, as for a hit.
+            keys: its extra keys.
+
+        Cost: O(blocks of the prompt).
+        """
+        hit = match_prompt(self._state, prepare_prompt(self._state, token_ids, keys, None, 0))
+        self._state.version += 1
+        releasing.supersede(self._state, hit)
+
+    def forget(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS, start: int = 0) -> int:
+        """Drop a prompt, and all that continues it, from the prefix cache, on the device and on the host.
+
+        Rows that hold any of it run on, but publish nothing from now on. Rows that hold it as drafts, or as tokens
+        filled in for a step in flight, still publish it once it is accepted. Content is found by its digest: content
+        that was allocated with ``digests`` other than the prompt's own stays cached under those.
+
+        Args:
+            token_ids, keys: the prompt; ``start``: first position to be forgotten. The block that contains it is
+                forgotten whole; the blocks before it, which other branches may share, stay.
+
+        Returns how many blocks were removed from the prefix index.
+
+        Cost: O(blocks + blocks of all rows), milliseconds for thousands of blocks.
+        """
+        prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
+        first = as_count(start, "start")
+        self._state.version += 1
+        return forget(self._state, prompt, first)
+
+    # Content from elsewhere
+
+    def load(
+        self,
+        token_ids: TokenIds,
+        num_tokens: int,
+        *,
+        keys: RequestKeys = NO_KEYS,
+        epochs: tuple[int, int] | None = None,
+        tenant: str | None = None,
+    ) -> Load | Shortage | None:
+        """Reserve blocks for a prefix whose KV is brought from elsewhere: another tier, another machine.
+
+        A load takes no row and is no part of a step. Its blocks cannot be hit until :meth:`finish_load`; a match of a
+        prompt that would continue into them has :attr:`PrefixHit.loading` set. What is cached already is held for the
+        load, and is not brought again.
+
+        Args:
+            token_ids: a prompt.
+            num_tokens: how many of its tokens can be brought; rounded down to where hits can end.
+            keys: its extra keys.
+            epochs: the oldest and the newest weights epoch that contributed to what is brought, if epochs are counted;
+                None: the current one.
+            tenant: the tenant that is charged for its blocks (:meth:`allocate`).
+
+        Returns the load; a shortage, with nothing changed; or None if there is nothing to bring.
+
+        Raises:
+            ConfigurationError: the space has no prefix caching; ``epochs`` that have not begun, or are too old to be
+                hit; no such tenant.
+            TokenError: the prompt has fewer tokens; see also :meth:`allocate`.
+
+        Cost: O(blocks), 0.1 us each and 0.08 us for its digest.
+        """
+        prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
+        most = as_count(num_tokens, "num_tokens")
+        if epochs is not None and not self._state.config.counts_epochs:
+            raise ConfigurationError(f"epochs = {epochs!r}, but they are not counted: SpaceConfig(weights_epoch=0)")
+        for feature in self._state.features:
+            feature.require_epochs(epochs)
+        charged = self._state.room.number_of(tenant)
+        self._state.version += 1
+        return loading.load(self._state, self._ledger, prompt, most, epochs, charged)
+
+    def finish_load(self, load: Load, num_tokens: int | None = None) -> None:
+        """End a load; loads may end in any order. What it brought can be hit, and is cached.
+
+        Args:
+            load: what :meth:`load` returned.
+            num_tokens: leading tokens of the prompt that have arrived; blocks behind them are freed without content.
+                None: all tokens of the load; 0: it failed.
+
+        Raises:
+            BlockError: it was finished before, or is no load of this space.
+            TokenError: more tokens than the load was for. Nothing is changed.
+        """
+        most = None if num_tokens is None else as_count(num_tokens, "num_tokens", error=TokenError)
+        self._state.version += 1
+        loading.finish_load(self._state, load, most)
+
+    def withdraw(self, block_ids: npt.ArrayLike, *, pool: str | None = None) -> Withdrawal:
+        """Declare that computed or loaded content is bad: it, and what continues it, is not hit from now on.
+
+        Rows that rely on it are lost, from the first bad position on. Steps in flight go on, and what they compute for
+        these rows is bad as well; the caller must discard tokens that were sampled from it. Content that cannot be
+        proved sound leaves the cache too: all blocks of a group with another block size, or of a group without a
+        full-attention group beside it. In the latter case all rows are lost as well, since it is not recorded which
+        rows have read a block that left the window.
+
+        Args:
+            block_ids: the blocks whose content is bad now.
+            pool: name of their device pool; the first group's when None.
+
+        Raises:
+            BlockError: the null block or a foreign id; nothing is changed.
+
+        Cost: O(blocks + blocks of all rows), milliseconds for thousands of blocks.
+        """
+        owner = self._pool(pool)
+        bad = loading.as_block_ids(owner, block_ids)
+        self._state.version += 1
+        return withdrawing.withdraw(self._state, owner, bad)
+
+    # The prefix cache as a whole
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache. Sequences keep their own blocks, but publish nothing from now on."""
+        self._state.version += 1
+        releasing.reset_prefix_cache(self._state, self._ledger)
+
+    def invalidate_memory(self) -> InvalidatedMemory:
+        """Note that the engine has released its device memory: running rows are lost, the device cache is emptied.
+
+        Swapped-out sequences, and cached blocks on the host, stay as they are.
+
+        Raises:
+            StepError: steps are in flight, or the open plan copies or swaps blocks; nothing is changed.
+
+        Cost: O(blocks + rows).
+        """
+        self._state.version += 1
+        return forgetting.invalidate_memory(self._state, self._ledger)
+
+    # Tenants
+
+    def exceeds_cap(
+        self,
+        token_ids: TokenIds,
+        *,
+        tenant: str | None,
+        keys: RequestKeys = NO_KEYS,
+        num_lookahead: int = 0,
+        num_sequences: int = 1,
+        match: PrefixHit | None = None,
+    ) -> bool:
+        """Return whether a prompt needs more blocks of some pool than its tenant's cap leaves now. Changes nothing.
+
+        Then it waits for its own tenant's sequences alone, however many blocks are free. False without tenants.
+
+        Args:
+            token_ids, tenant, keys, num_sequences, match: as in :meth:`can_allocate`.
+            num_lookahead: slots reserved beyond the tokens. They may exceed ``max_tokens``, since a scheduler counts
+                those of other sequences of the tenant too.
+
+        Raises: as :meth:`can_allocate`.
+        """
+        reserve = as_count(num_lookahead, "num_lookahead")
+        prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
+        num_rows = as_count(num_sequences, "num_sequences", least=1)
+        number = self._state.room.number_of(tenant)
+        if not self._state.room.names:
+            return False
+        admission = Admission(prompt, reserve, num_rows, len(prompt.tokens), tenant=number)
+        needed = free_blocks_needed(self._state, admission, match_prompt(self._state, prompt, match))
+        return any(needed[share.pool] > share.cap - share.num_taken for share in self._state.room.shares_of(number))
+
+    def tenant_shares(self, tenant: str | None) -> tuple[TenantShare, ...]:
+        """Return what a tenant has of each device pool; empty if tenants are not distinguished. O(pools).
+
+        Raises:
+            ConfigurationError: there is no such tenant.
+        """
+        room = self._state.room
+        return room.shares_of(room.number_of(tenant))
+
+    def most_blocks(self, tenant: str | None = None) -> dict[str, int]:
+        """Count, by device pool, the blocks that a tenant could have at most. O(pools).
+
+        These are its cap, or what the floors of other tenants leave of the pool; without tenants the whole pool.
+
+        Raises:
+            ConfigurationError: there is no such tenant.
+        """
+        room = self._state.room
+        return room.most_blocks(room.number_of(tenant))
+
+    def set_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Add a tenant, or change the limits of one. Its blocks stay charged to it.
+
+        Below a lower cap its own cached blocks are evicted. A floor holds from now on; where other tenants have taken
+        too much, it is kept as they free their blocks.
+
+        Raises:
+            ConfigurationError: the space does not distinguish tenants (``SpaceConfig.tenants`` is None); limits that
+                the pools cannot keep; a cap below what its sequences use. Nothing is changed.
+
+        Cost: O(evicted blocks); for a new tenant one array of 16 bytes a block grows.
+        """
+        by_pool = require_limits(self._state, name, limits)
+        self._state.version += 1
+        set_tenant(self._state, name, limits, by_pool)
+
+    def remove_tenant(self, name: str) -> None:
+        """Remove a tenant that has no sequences. Its cached blocks are charged to the unnamed tenant, and can be hit.
+
+        So are blocks that it took and that sequences of other tenants, or loads, still use.
+
+        Raises:
+            ConfigurationError: there is no such tenant, or sequences of it run or are swapped out. Nothing is changed.
+
+        Cost: O(blocks).
+        """
+        require_removable(self._state, name)
+        self._state.version += 1
+        remove_tenant(self._state, name)
+
+    # Leases
+
+    def lease(self, token_ids: TokenIds, until_s: float, *, keys: RequestKeys = NO_KEYS) -> int:
+        """Keep the cached blocks of a prompt until a time: they are evicted after all unleased blocks.
+
+        A lease is soft: leased blocks count as free, and are evicted if an operation needs them. The lease that ends
+        last is broken first. Of several leases of a block the one that ends last counts. :meth:`forget`, a reset or new
+        weights end all leases. ``free(rows, keep_until_s=...)`` leases what a row leaves when it ends.
+
+        Args:
+            token_ids: a prompt; its last token does not count, as for a hit.
+            until_s: seconds of the clock that :meth:`advance` sets.
+            keys: its extra keys.
+
+        Returns how many leading tokens are kept.
+
+        Raises:
+            ConfigurationError: the end is past or infinite; the space keeps no leases.
+
+        Cost: O(blocks of the prompt).
+        """
+        end = as_lease_end(self._state, until_s)
+        hit = match_prompt(self._state, prepare_prompt(self._state, token_ids, keys, None, 0))
+        self._state.version += 1
+        lease_hit(self._state, hit, end)
+        return hit.num_tokens
+
+    # Epochs of the model's weights
+
+    @property
+    def _epochs(self) -> EpochFeature:
+        """The feature; there is one where epochs are counted."""
+        return next(feature for feature in self._state.features if isinstance(feature, EpochFeature))
+
+    def epochs(self, row: int) -> tuple[EpochSpan, ...]:
+        """Return which weights computed what a row holds, from its first position to the last planned one.
+
+        Each span gives the range of epochs that contributed to the content of any group there. Where all windows have
+        moved on, it is the range of what is left. Steps planned before an epoch began compute with the weights before.
+        Groups outside prefix caching are left out: a row computes all of their content itself.
+
+        Raises:
+            ConfigurationError: epochs are not counted (:attr:`SpaceConfig.weights_epoch <pagedkv.SpaceConfig>`).
+
+        Cost: O(tokens x groups).
+        """
+        known = self._occupied(row)
+        if not self.config.counts_epochs:
+            raise ConfigurationError("epochs are not counted: begin with a number, SpaceConfig(weights_epoch=0)")
+        return self._epochs.spans_of(known)
+
+    def set_weights_epoch(self, weights_epoch: str | int) -> None:
+        """Start a new epoch of the model's weights: plans made from now on compute with them. Rows run on.
+
+        With text epochs the cache is reset, and new blocks carry the epoch in their identity. With numbers, each block
+        records the oldest and the newest epoch that computed any of it or of the tokens before it. Blocks older
+        than ``max_epoch_lag`` allows leave the cache, and rows that hold any of them publish nothing from now on. All
+        else can be hit as before, and :meth:`epochs` returns the epochs of what a row holds.
+
+        Args:
+            weights_epoch: text or a number, of the same type as in the configuration; a number not below the current.
+
+        Raises:
+            ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
+
+        Cost: O(blocks + rows).
+        """
+        state = self._state
+        if state.config.counts_epochs:
+            epoch = as_next_epoch(state, weights_epoch)
+            state.version += 1
+            self._epochs.begin(epoch)
+            return
+        if not isinstance(weights_epoch, str):
+            raise ConfigurationError(
+                f"weights_epoch must be text, got {weights_epoch!r}; where SpaceConfig(weights_epoch=0) begins with a "
+                "number, epochs are counted"
+            )
+        state.version += 1
+        reset_prefix_cache(state, self._ledger, weights_epoch)
+
+    # Why prompts miss
+
+    def explain(
+        self,
+        token_ids: TokenIds,
+        *,
+        keys: RequestKeys = NO_KEYS,
+        digests: npt.ArrayLike | None = None,
+        max_hit_tokens: int | None = None,
+    ) -> Explanation:
+        """Return how many leading tokens hit, as :meth:`match` does, and why the hit ends there. Changes nothing.
+
+        Exact for cached content. With ``SpaceConfig.explain`` the pool also remembers the latest evicted content;
+        without it, and for older content, the cause is ``UNKNOWN``.
+
+        Args:
+            token_ids, keys, digests, max_hit_tokens: as in :meth:`match`.
+
+        Raises: as :meth:`match`.
+
+        Cost: O(blocks of the pool + tokens), about 3 ns a block of the pool and 0.1 us a block of the prompt that does
+        not hit. Reading what was recorded when a request was admitted is cheaper (:meth:`explanation`).
+        """
+        hit = self.match(token_ids, keys=keys, digests=digests, max_hit_tokens=max_hit_tokens)
+        return explaining.explain(self._state, hit.prompt, hit)
+
+    def explanation(self, row: int, generation: int | None = None) -> Explanation:
+        """Return why a request's hit ended, as recorded when the request was admitted. Changes nothing.
+
+        Recorded if ``SpaceConfig.explain`` is set. The answer is that of :meth:`BlockSpace.explain
+        <pagedkv.BlockSpace.explain>` at that time, with one restriction: of the cached content, only the latest
+        continuation of the hit, and only its first block, was compared. So it may say "never stored" of content that is
+        cached under other keys or with changed tokens. It is about the prompt of ``match=``, or else about the
+        allocated tokens.
+
+        Args:
+            row: a row that was allocated; forks have no explanation.
+            generation: which of the row's sequences (:meth:`generation`), if it may have been freed since. Beside those
+                that have rows, the last 1,024 sequences (or ``max_sequences``, if that is more) are remembered. None:
+                the sequence that has the row.
+
+        Raises:
+            ConfigurationError: nothing is recorded in this space.
+            SequenceError: the row was never given out, or not by an allocation; the generation is forgotten.
+
+        Cost: O(1) while the sequence lives, else O(remembered sequences).
+        """
+        book = self._explanations
+        if book is None:
+            raise ConfigurationError("no explanations are recorded: set explain=True in the configuration")
+        if generation is None:
+            return book.explanation(row, int(self._state.serials[self._occupied(row)]))
+        return book.explanation(as_row(row), as_count(generation, "generation", error=SequenceError))

@@ -4,21 +4,98 @@ Slots for the drafts are reserved with the certain tokens, so that appending fin
 
     [ hit | certain tokens, computed and published | drafts, computed | lookahead slots ]
       at most to the last certain token, whose logits verify the first draft
+
+Drafts whose token ids come later than their slots: a step is planned before a draft model has proposed them.
+
+Such drafts are appended with any ids. They have slots, and a plan computes them, but nothing publishes, digests or
+matches a draft before it is accepted; so their ids may still be replaced, and only then are they accepted or refused.
+
+Draft states across groups: how many tokens may be open, the blocks of their states, and which become current.
+
+:mod:`pagedkv.space.drafting` draws them. A token is *open* while it is not accepted: a draft, an unknown token,
+or a filled one whose step is not acknowledged. A space has this feature if a group is a recurrent state, even one
+without draft states, which cannot be rolled back.
+
+Draft states: a recurrent state for each position that is not accepted yet, and how an accepted one becomes current.
+
+A recurrent group's table has one block for the current state, which steps advance in place. A state that may be refused
+must not be advanced in place. So the state of each position from ``NUM_ACCEPTED`` on is in a block of its own, in the
+row's slot ``position % num_draft_states`` of a second table. There are never more open positions than slots, so that
+each has its own slot, and keeps it when the tokens after refused ones move down::
+
+    position         ... 21 | 22   23   24  |                 accepted: 22 tokens; three are not
+    table       [ state 21 ]                                  of the interval
+    slots 0..3               [ 22 % 4 = 2 ][ 23 % 4 = 3 ][ 24 % 4 = 0 ]
+
+    two of three are accepted: the blocks of state 21 and of slot 3 are exchanged
+    table       [ state 23 ]
+    slots 0..3               [ free: 2 ][ free: 3 ][ 0 ]
+
+If an interval ends in between, the block of its checkpoint is exchanged as well. States are not copied, neither here
+nor on the device. The record of an interval's block (tokens, extra keys, epochs, the step that writes it) is copied to
+the block that replaces it.
+
+In a second table's columns (:mod:`~pagedkv.space.rows`), ``NUM_BLOCKS`` counts the slots that have a block, not
+necessarily the first ones, and ``DIRTY_FROM`` and ``DIRTY_TO`` are as in other tables. A block in a slot has no name,
+and only the row writes it; if a ticket refers to it, or to the block it is exchanged with, the slot is released. A slot
+without an open position may keep its block, for another slot.
 """
 
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from pagedkv.blocks.digests import copy_content
+from pagedkv.blocks.life_cycle import acquire, release
+from pagedkv.blocks.loops import Like, takes
+from pagedkv.blocks.moments import note_copy
+from pagedkv.blocks.record import NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays, note_content, set_pending
+from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import Row
-from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.errors import ConfigurationError, SequenceError, SharedPrefixError, StepError, TokenError
 from pagedkv.space import growing
-from pagedkv.space.state import SpaceState
+from pagedkv.space.feature import SpaceFeature
+from pagedkv.space.filling import forget_drafts, write_known
+from pagedkv.space.growing import Growth
+from pagedkv.space.rows import (
+    AT,
+    BLOCK_SIZE,
+    CACHING,
+    LAST_STEP,
+    LOST,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DRAFT_STATES,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    PLANNED,
+    RUNNING,
+    STATUS,
+    VACANT,
+    GroupArrays,
+    add_blocks,
+    charge_to_tenant_of_row,
+    clear_changes,
+    note_change,
+    put_entry,
+)
+from pagedkv.space.state import DraftTable, SpaceState, as_numbers, require_known, require_status
 from pagedkv.space.steps import StepLedger
 
-__all__ = ["NO_DRAFTS", "append_drafts", "split_drafts"]
-
+__all__ = [
+    "NO_DRAFTS",
+    "DraftFeature",
+    "append_drafts",
+    "count_slots",
+    "give_slots_back",
+    "make_current",
+    "most_open",
+    "replace_drafts",
+    "split_drafts",
+    "take_slots",
+]
 NO_DRAFTS: Final = np.zeros(0, np.int32)
 
 
@@ -51,3 +128,424 @@ def append_drafts(state: SpaceState, ledger: StepLedger, row: Row, drafts: Int32
     growth = growing.as_growth(state, batch, [len(drafts)], num_lookahead, len(drafts))
     copies = growing.append(state, ledger, growth, drafts)
     assert copies == [], f"row {row} lacked slots that were reserved for {len(drafts)} drafts"
+
+
+def replace_drafts(state: SpaceState, batch: Int32Array, tokens: Int32Array, counts: npt.ArrayLike | None) -> None:
+    """Replace the ids of each row's last tokens, which are drafts.
+
+    Raises:
+        SequenceError: a row that is not running, is named twice, or has unknown tokens.
+        TokenError: counts that do not add up, or that exceed a row's drafts.
+        SharedPrefixError: another sequence or a ticket holds drafts.
+    """
+    numbers = as_numbers(batch, counts, len(tokens))
+    require_status(state, batch, RUNNING)
+    require_known(state, batch, "given other drafts")
+    accepted, num_tokens = (state.rows[batch, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
+    firsts = num_tokens - numbers
+    if (firsts < accepted).any():
+        place = int((firsts < accepted).argmax())
+        raise TokenError(
+            f"row {batch[place]} cannot be given {numbers[place]} other drafts: {num_tokens[place] - accepted[place]} "
+            f"of its {num_tokens[place]} tokens are drafts"
+        )
+    _require_own(state, batch, firsts, num_tokens)
+    first_by_row = np.zeros(len(state.rows), np.int32)
+    first_by_row[batch] = firsts
+    state.is_changing = True
+    for group in state.cached_groups if state.config.prefix_caching else ():
+        forget_drafts(group.pool.arrays, group.arrays, batch, firsts, num_tokens)
+        state.loops[write_known](group.pool.arrays, group.arrays, first_by_row, batch, numbers, tokens)
+    state.is_changing = False
+
+
+def _require_own(state: SpaceState, batch: Int32Array, firsts: Int32Array, stops: Int32Array) -> None:
+    """Refuse drafts whose blocks another sequence or a ticket holds, which would get other tokens too."""
+    for group in state.groups:
+        records, table = group.pool.arrays.records, group.arrays.table
+        for row, first, stop in zip(batch.tolist(), firsts.tolist(), stops.tolist(), strict=True):
+            blocks = table[row, first // group.block_size : -(-stop // group.block_size)] if first < stop else table[:0]
+            if (records[blocks[blocks != NULL_BLOCK], REF_COUNT] > 1).any():
+                raise SharedPrefixError(
+                    f"row {row} cannot be given other drafts: other sequences or tickets hold its positions {first} "
+                    f"to {stop - 1} in group {group.index}; accept them, or roll them back, first"
+                )
+
+
+class DraftFeature(SpaceFeature):
+    """The part of the operations that rolls recurrent states back, and refuses where that is impossible."""
+
+    def __init__(self, state: SpaceState) -> None:
+        """Use the state of a space. O(tables)."""
+        self._state = state
+        self._num_states = state.num_draft_states
+        self.most_blocks_a_row = sum(int(drafts.arrays.parameters[NUM_DRAFT_STATES]) for drafts in state.draft_tables)
+
+    # What is refused
+
+    def require_drafts(self, num_draft: int) -> None:
+        """Raise TokenError for more drafts than a recurrent state can roll back."""
+        if num_draft > self._num_states:
+            raise TokenError(
+                f"num_draft = {num_draft}, but a recurrent state cannot be rolled back by more than "
+                f"{self._num_states} tokens: give every such group more num_draft_states"
+            )
+
+    def require_unknown(self, growth: Growth) -> None:
+        """Raise TokenError for more unknown tokens than a recurrent state can roll back."""
+        if self._num_states:
+            self._require_slots(growth.batch, growth.counts)
+        else:
+            self._require_no_rollback(growth.batch, growth.counts)
+
+    def _require_slots(self, batch: Int32Array, counts: Int32Array) -> None:
+        """Raise TokenError if unknown tokens would give rows more open tokens than a group has draft states."""
+        rows = self._state.rows
+        place = most_open(rows, batch, counts)
+        row = int(batch[place]) if len(batch) else 0
+        num_open = int(rows[row, NUM_TOKENS] - rows[row, NUM_ACCEPTED])
+        if len(batch) and counts[place] and num_open + counts[place] > self._num_states:
+            raise TokenError(
+                f"row {row} cannot take {counts[place]} unknown tokens: {num_open} are not accepted yet, and there is "
+                f"a state for {self._num_states} at one time; fill some in, acknowledge their step, or give recurrent "
+                "groups more num_draft_states"
+            )
+
+    def _require_no_rollback(self, batch: Int32Array, counts: Int32Array) -> None:
+        """Raise TokenError unless each row takes one unknown token, with all before it planned."""
+        planned, num_tokens = (self._state.rows[batch, column] for column in (NUM_PLANNED, NUM_TOKENS))
+        unfit = (counts > 1) | ((counts > 0) & (planned < num_tokens))
+        if unfit.any():
+            place = int(unfit.argmax())
+            raise TokenError(
+                f"row {batch[place]} cannot take {counts[place]} unknown tokens behind {num_tokens[place]}, of which "
+                f"{planned[place]} are planned: a group is a recurrent state, which cannot be rolled back; append "
+                "one a step, once what is before it is planned, or give it num_draft_states"
+            )
+
+    def require_forkable(self, parent: int) -> None:
+        """Raise SequenceError if a row to be forked has open tokens: their draft states cannot be shared."""
+        accepted, num_tokens = (int(self._state.rows[parent, column]) for column in (NUM_ACCEPTED, NUM_TOKENS))
+        if self._state.draft_tables and accepted < num_tokens:
+            raise SequenceError(
+                f"row {parent} cannot be forked: {num_tokens - accepted} of its {num_tokens} tokens are not accepted "
+                f"yet, and their states are its own; fork it at {accepted}, or accept them first"
+            )
+
+    def require_declarable(self, batch: Int32Array) -> None:
+        """Raise StepError if rows to be declared computed have drafts, or planned tokens that may still be refused."""
+        state = self._state
+        if not state.draft_tables:
+            return
+        columns = NUM_ACCEPTED, NUM_TOKENS, NUM_PLANNED
+        accepted, num_tokens, planned = (state.rows[batch, column] for column in columns)
+        unfit = (planned > accepted) | ((accepted < num_tokens) & (state.num_known[batch] == 0))
+        if unfit.any():
+            place = int(unfit.argmax())
+            raise StepError(
+                f"row {batch[place]} cannot be declared computed: {num_tokens[place] - accepted[place]} of its "
+                f"{num_tokens[place]} tokens are not accepted yet; accept them, or roll it back, first"
+            )
+
+    def what_keeps(self, batch: Int32Array) -> str | None:
+        """Refuse rows with open tokens: their draft states cannot leave the device."""
+        rows = self._state.rows
+        if not self._state.draft_tables or not (rows[batch, NUM_ACCEPTED] < rows[batch, NUM_TOKENS]).any():
+            return None
+        return (
+            f"rows {batch.tolist()} have tokens that are not accepted, and a state for each: accept them, or roll the "
+            "rows back, and acknowledge their steps first"
+        )
+
+    # What is taken and given back
+
+    def count_growth(self, growth: Growth, needed: dict[str, int]) -> None:
+        """Count the blocks that the draft states of growing rows still need."""
+        for drafts in self._state.draft_tables:
+            view = drafts.group.view
+            needed[drafts.pool.name] += self._state.loops[count_slots](
+                view.pool,
+                view.group,
+                drafts.arrays,
+                view.rows,
+                growth.batch,
+                growth.counts,
+                growth.num_draft,
+                growth.is_unknown,
+            )
+
+    def growing(self, growth: Growth) -> None:
+        """Make the draft states that this growth accepts current; give each unaccepted token a block."""
+        rows, (batch, counts) = self._state.rows, (growth.batch, growth.counts)
+        grown = batch[counts > 0]
+        if not growth.is_unknown:
+            self._make_current(grown, rows[grown, NUM_ACCEPTED], rows[grown, NUM_TOKENS])
+        for drafts in self._state.draft_tables:
+            self._state.loops[take_slots](
+                drafts.pool.arrays, drafts.arrays, rows, batch, counts, growth.num_draft, growth.is_unknown
+            )
+
+    def accepted(self, batch: Int32Array, before: Int32Array, accepted: Int32Array) -> None:
+        """Make the draft states of newly accepted tokens current."""
+        self._make_current(batch, before, accepted)
+
+    def _make_current(self, batch: Int32Array, before: Int32Array, accepted: Int32Array) -> None:
+        for drafts in self._state.draft_tables:
+            view = drafts.group.view
+            self._state.loops[make_current](view.pool, view.group, drafts.arrays, view.rows, batch, before, accepted)
+
+    def truncated(self, batch: Int32Array) -> None:
+        """Free the blocks of draft states without an open token."""
+        self._give_back(batch, is_leaving=False)
+
+    def leaving(self, batch: Int32Array) -> None:
+        """Free the blocks of all draft states."""
+        self._give_back(batch, is_leaving=True)
+
+    def _give_back(self, batch: Int32Array, *, is_leaving: bool) -> None:
+        for drafts in self._state.draft_tables:
+            self._state.loops[give_slots_back](drafts.pool.arrays, drafts.arrays, self._state.rows, batch, is_leaving)
+
+    # Auditing
+
+    def check(self) -> None:
+        """Every open token of a running row has a slot with a block of its own; rows off the device have no slots."""
+        for drafts in self._state.draft_tables:
+            self._check_table(drafts)
+
+    def _check_table(self, drafts: DraftTable) -> None:
+        rows = self._state.rows
+        at, num_slots = (int(drafts.arrays.parameters[column]) for column in (AT, NUM_DRAFT_STATES))
+        records, table = drafts.pool.arrays.records, drafts.arrays.table
+        assert not table[:, num_slots:].any(), f"table {drafts.index}: a slot that no position has"
+        assert (rows[:, at + NUM_BLOCKS] == (table != NULL_BLOCK).sum(axis=1)).all(), (
+            f"table {drafts.index}: slots with a block are miscounted"
+        )
+        blocks = table[table != NULL_BLOCK]
+        assert not records[blocks, NAME].any(), f"table {drafts.index}: a draft state can be found"
+        assert len(set(blocks.tolist())) == len(blocks), f"table {drafts.index}: a draft state has two slots"
+        for row in np.flatnonzero(rows[:, STATUS] != VACANT).tolist():
+            where = f"table {drafts.index}, row {row}"
+            status, accepted, num_tokens = rows[row, [STATUS, NUM_ACCEPTED, NUM_TOKENS]].tolist()
+            assert 0 <= num_tokens - accepted <= num_slots or status == LOST, f"{where}: more open tokens than slots"
+            assert status in {RUNNING, LOST} or not table[row].any(), f"{where}: draft states, and not on the device"
+            is_missing = any(table[row, position % num_slots] == NULL_BLOCK for position in range(accepted, num_tokens))
+            assert not is_missing or status != RUNNING, f"{where}: an open token has no slot"
+
+
+@inlined
+def is_own(pool: PoolArrays, block: int) -> bool:
+    """Whether a block belongs to the row alone, so that it may be written again."""
+    return bool(pool.records[block, REF_COUNT] == 1 and not pool.records[block, NAME])
+
+
+@inlined
+def last_in_interval(group: GroupArrays, index: int, stop: int) -> int:
+    """Return the last position below ``stop`` in logical block ``index``."""
+    return int(min((index + 1) * group.parameters[BLOCK_SIZE], stop)) - 1
+
+
+@compiled
+def block_of_slot(
+    pool: PoolArrays, group: GroupArrays, drafts: GroupArrays, rows: Int32Array, row: int, accepted: int, slot: int
+) -> int:
+    """Return the block of a slot once ``accepted`` tokens of a row are accepted; null if it has none of its own."""
+    block = drafts.table[row, slot]
+    first, stop = rows[row, NUM_ACCEPTED], min(accepted, rows[row, group.parameters[PLANNED]])
+    if stop > first:
+        block_size = group.parameters[BLOCK_SIZE]
+        for index in range(first // block_size, (stop - 1) // block_size + 1):
+            if last_in_interval(group, index, stop) % group.parameters[NUM_DRAFT_STATES] == slot:
+                block = group.table[row, index]
+    return int(block) if is_own(pool, block) else NULL_BLOCK
+
+
+@takes(Like.POOL, Like.GROUP, Like.GROUP, Like.ROWS, Like.IDS, Like.IDS, Like.NUMBER, Like.FLAG)
+@compiled
+def count_slots(
+    pool: PoolArrays,
+    group: GroupArrays,
+    drafts: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    growth: Int32Array,
+    num_draft: int,
+    is_unknown: bool,  # noqa: FBT001 - compiled loops take no keywords
+) -> int:
+    """Count the blocks that the slots of growing rows need and do not have. Changes nothing.
+
+    Args:
+        drafts: the group's second table.
+        growth: int32 ``[rows]``, new tokens of each row: unknown ones, or known ones of which the last ``num_draft``
+            are drafts. Known ones accept all tokens before the drafts.
+    """
+    num_slots = group.parameters[NUM_DRAFT_STATES]
+    num_lacking = 0
+    for place in range(len(batch)):
+        if growth[place] == 0:
+            continue
+        row = batch[place]
+        end = rows[row, NUM_TOKENS] + growth[place]
+        accepted = rows[row, NUM_ACCEPTED] if is_unknown else rows[row, NUM_TOKENS]
+        first = accepted if is_unknown else end - num_draft
+        num_empty = num_idle = 0
+        for slot in range(num_slots):
+            has_block = block_of_slot(pool, group, drafts, rows, row, accepted, slot) != NULL_BLOCK
+            if is_needed(slot, first, end, num_slots):
+                num_empty += not has_block
+            else:
+                num_idle += has_block
+        num_lacking += max(0, num_empty - num_idle)
+    return num_lacking
+
+
+@takes(Like.POOL, Like.GROUP, Like.ROWS, Like.IDS, Like.IDS, Like.NUMBER, Like.FLAG)
+@compiled
+def take_slots(
+    pool: PoolArrays,
+    drafts: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    growth: Int32Array,
+    num_draft: int,
+    is_unknown: bool,  # noqa: FBT001 - compiled loops take no keywords
+) -> None:
+    """Give growing rows the blocks that their slots need, after the states that they accept became current."""
+    num_slots, at = drafts.parameters[NUM_DRAFT_STATES], drafts.parameters[AT]
+    for place in range(len(batch)):
+        if growth[place] == 0:
+            continue
+        row = batch[place]
+        charge_to_tenant_of_row(pool, rows, row)
+        end = rows[row, NUM_TOKENS] + growth[place]
+        first = rows[row, NUM_ACCEPTED] if is_unknown else end - num_draft
+        for position in range(first, end):
+            slot = position % num_slots
+            block = drafts.table[row, slot]
+            if block != NULL_BLOCK and is_own(pool, block):
+                continue
+            if block != NULL_BLOCK:
+                empty_slot(pool, drafts, rows, row, slot)
+            block = take_idle(pool, drafts, rows, row, first, end)
+            if block == NULL_BLOCK:
+                block = acquire(pool)
+                note_content(pool.records, block)  # a step writes all of it before it is read
+            put_entry(drafts.table, row, slot, block)
+            add_blocks(rows, row, at, 1)
+            note_change(rows, row, at, slot, slot + 1)
+
+
+@inlined
+def is_needed(slot: int, first: int, end: int, num_slots: int) -> bool:
+    """Whether a position in ``[first, end)`` has a slot."""
+    return bool((slot - first) % num_slots < end - first)
+
+
+@compiled
+def take_idle(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int, first: int, end: int) -> int:
+    """Take the block of a slot without a position in ``[first, end)``; the null block if there is none."""
+    num_slots, at = drafts.parameters[NUM_DRAFT_STATES], drafts.parameters[AT]
+    if rows[row, at + NUM_BLOCKS] == 0:
+        return NULL_BLOCK
+    for slot in range(num_slots):
+        block = drafts.table[row, slot]
+        if block != NULL_BLOCK and is_own(pool, block) and not is_needed(slot, first, end, num_slots):
+            put_entry(drafts.table, row, slot, NULL_BLOCK)
+            add_blocks(rows, row, at, -1)
+            return int(block)
+    return NULL_BLOCK
+
+
+@inlined
+def empty_slot(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int, slot: int) -> None:
+    """Release the block of a slot."""
+    release(pool, drafts.table[row, slot], rows[row, LAST_STEP])
+    put_entry(drafts.table, row, slot, NULL_BLOCK)
+    add_blocks(rows, row, drafts.parameters[AT], -1)
+
+
+@takes(Like.POOL, Like.GROUP, Like.GROUP, Like.ROWS, Like.IDS, Like.IDS, Like.IDS)
+@compiled
+def make_current(
+    pool: PoolArrays,
+    group: GroupArrays,
+    drafts: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    before: Int32Array,
+    accepted: Int32Array,
+) -> None:
+    """Exchange the states of accepted positions with those in the table, for the last position of each interval.
+
+    Args:
+        before, accepted: int32 ``[rows]``, how many tokens of each row were accepted, and are now. Positions that are
+            not planned have no state yet: the next step computes them into the table.
+    """
+    block_size, num_slots = group.parameters[BLOCK_SIZE], group.parameters[NUM_DRAFT_STATES]
+    at = drafts.parameters[AT]
+    for place in range(len(batch)):
+        row, first = batch[place], before[place]
+        stop = min(accepted[place], rows[row, group.parameters[PLANNED]])
+        if stop <= first:
+            continue
+        for index in range(first // block_size, (stop - 1) // block_size + 1):
+            slot = last_in_interval(group, index, stop) % num_slots
+            current, state = group.table[row, index], drafts.table[row, slot]
+            note_as(pool, group, rows, row, index, current, state)
+            put_entry(group.table, row, index, state)
+            note_change(rows, row, group.parameters[AT], index, index + 1)
+            put_entry(drafts.table, row, slot, current)
+            note_content(pool.records, current)
+            if is_own(pool, current):
+                note_change(rows, row, at, slot, slot + 1)
+            else:
+                empty_slot(pool, drafts, rows, row, slot)
+
+
+@inlined
+def note_as(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, current: int, state: int
+) -> None:
+    """Copy the record of a block to the one that replaces it."""
+    set_pending(pool.records, state, pool.records[current, PENDING_STEP])
+    note_copy(pool, current, pool, state)
+    num_tokens = 0
+    if group.parameters[CACHING]:
+        block_size = group.parameters[BLOCK_SIZE]
+        num_tokens = min(block_size, rows[row, NUM_TOKENS] - index * block_size)
+    copy_content(pool, current, pool, state, num_tokens)
+
+
+@takes(Like.POOL, Like.GROUP, Like.ROWS, Like.IDS, Like.FLAG)
+@compiled
+def give_slots_back(
+    pool: PoolArrays,
+    drafts: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    is_leaving: bool,  # noqa: FBT001 - compiled loops take no keywords
+) -> None:
+    """Release the slots of a batch of rows that no position needs; for rows that leave, all of them."""
+    num_slots, at = drafts.parameters[NUM_DRAFT_STATES], drafts.parameters[AT]
+    for row in batch:
+        if rows[row, at + NUM_BLOCKS] == 0:
+            continue
+        first, end = rows[row, NUM_ACCEPTED], rows[row, NUM_TOKENS]
+        for slot in range(num_slots - 1, -1, -1):
+            stays = is_needed(slot, first, end, num_slots) and not is_leaving
+            if drafts.table[row, slot] != NULL_BLOCK and not stays:
+                empty_slot(pool, drafts, rows, row, slot)
+        if is_leaving:
+            clear_changes(rows, row, at)
+
+
+@compiled
+def most_open(rows: Int32Array, batch: Int32Array, growth: Int32Array) -> int:
+    """Find the row of a batch that would have the most open tokens if it grew by unknown ones; return its place."""
+    most = place_of_most = 0
+    for place in range(len(batch)):
+        row = batch[place]
+        num_open = rows[row, NUM_TOKENS] - rows[row, NUM_ACCEPTED] + growth[place]
+        if growth[place] > 0 and num_open > most:
+            most, place_of_most = num_open, place
+    return place_of_most

@@ -11,6 +11,11 @@ Content may be hit if its oldest epoch is at most ``max_epoch_lag`` epochs back.
 epoch begins, older blocks leave the prefix index, and rows that hold any are frozen, since nothing that they compute
 could ever be hit. The epoch is no part of a digest here, so a chain continues through epochs; externally, a block is
 identified by its digest and its range (:class:`~pagedkv.StoredBlock`).
+
+Dating blocks: the epochs of the weights that contribute to the rows' content (:mod:`pagedkv.blocks.epochs`).
+
+A plan dates the blocks that it computes. Until then, a block that the open step computes from its first token on has
+the oldest epoch of its row, if that has any, so that rows sharing the block know the age of its prefix.
 """
 
 from collections.abc import Iterator
@@ -21,34 +26,39 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import NAME, NEWEST, NULL_BLOCK, OLDEST, PENDING_STEP, UNDATED
-from pagedkv.blocks.epochs import set_epoch_in_force, set_ranges
+from pagedkv.blocks.epochs import date, date_oldest, set_epoch_in_force, set_ranges, undate_newest
+from pagedkv.blocks.record import NAME, NEWEST, NULL_BLOCK, OLDEST, OPEN_STEP, PENDING_STEP, UNDATED, PoolArrays
 from pagedkv.blocks.sweeps import drop_stale
+from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import EpochSpan, Load
 from pagedkv.contract.arguments import as_epoch
 from pagedkv.contract.arrays import BoolArray, Int32Array
 from pagedkv.contract.spec import keeps_state
 from pagedkv.errors import ConfigurationError
 from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.hits import PrefixHit
-from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.steps import InFlightStep, StepLedger
-from pagedkv.tables.epochs import date_computed, date_open
-from pagedkv.tables.row_record import freeze
-from pagedkv.tables.rows import (
+from pagedkv.space.matching import PrefixHit
+from pagedkv.space.rows import (
+    AT,
+    BLOCK_SIZE,
     FROZEN,
     LOST_ON_HOST,
+    NUM_DIGESTED,
     NUM_PLANNED,
+    NUM_PUBLISHED,
     NUM_TOKENS,
+    PLANNED,
     RUNNING,
     STATUS,
     SWAPPED,
     VACANT,
+    GroupArrays,
     blocks_for,
+    freeze,
 )
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import InFlightStep, StepLedger
 
-__all__ = ["EpochFeature", "as_next_epoch"]
-
+__all__ = ["EpochFeature", "as_next_epoch", "date_computed", "date_open"]
 NOT_RECORDED: Final = -1
 
 
@@ -283,3 +293,47 @@ def _spans(position_epochs: Int32Array) -> Iterator[EpochSpan]:
     changes = 1 + np.flatnonzero((position_epochs[1:] != position_epochs[:-1]).any(axis=1))
     for start, stop in pairwise([*([0] if len(position_epochs) else []), *changes.tolist(), len(position_epochs)]):
         yield EpochSpan(start, stop, *position_epochs[start].tolist())
+
+
+@compiled
+def date_open(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, oldest: Int32Array) -> None:
+    """Date the blocks that a batch of rows is about to publish and the open step computes, as far as possible.
+
+    Args:
+        oldest: int32 ``[max_sequences]``, the oldest epoch that contributed to each row, or ``UNDATED``.
+    """
+    at = group.parameters[AT]
+    for row in batch:
+        planned, block_size = rows[row, group.parameters[PLANNED]], group.parameters[BLOCK_SIZE]
+        for index in range(max(planned // block_size, rows[row, at + NUM_PUBLISHED]), rows[row, at + NUM_DIGESTED]):
+            block = group.table[row, index]
+            if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+                date_oldest(pool, block, oldest[row])
+                if index >= blocks_for(planned, block_size):  # else it begins with dated tokens, or a copy of them
+                    undate_newest(pool, block)
+
+
+@compiled
+def date_computed(
+    pool: PoolArrays,
+    group: GroupArrays,
+    batch: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+    oldest: Int32Array,
+    epoch: int,
+) -> None:
+    """Record that positions of a batch of rows are computed with the weights of an epoch.
+
+    Args:
+        starts, ends: int32 ``[rows]``, the positions of each row.
+        oldest: as in :func:`date_open`, or that epoch if nothing older contributed to the row.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    for place in range(len(batch)):
+        row = batch[place]
+        for index in range(starts[place] // block_size, blocks_for(ends[place], block_size)):
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            date(pool, block, oldest[row], epoch)

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from pagedkv.blocks.block_pool import BlockPool
     from pagedkv.contract.answers import Load
     from pagedkv.space.growing import Growth
-    from pagedkv.space.hits import PrefixHit, Prompt
-    from pagedkv.space.matching.chains import Chain
-    from pagedkv.space.matching.known import Ending, Known
+    from pagedkv.space.matching import Chain, Ending, Known, PrefixHit, Prompt
     from pagedkv.space.releasing import Leaving
     from pagedkv.space.state import Group
     from pagedkv.space.steps import InFlightStep, StepLedger

@@ -4,19 +4,18 @@ Tenants come first, since blocks are charged when they are taken. A plan is date
 are lengthened by kept states, then inside blocks, then by replays. Other features are independent of each other.
 """
 
-from pagedkv.space.continuing import TailFeature
-from pagedkv.space.draft_states import DraftFeature
+from pagedkv.space.drafting import DraftFeature
 from pagedkv.space.epochs import EpochFeature
+from pagedkv.space.explaining import ExplanationBook
 from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.leasing import LeaseFeature
-from pagedkv.space.matching.inside import PartialHitFeature
-from pagedkv.space.miss_records import ExplanationBook
+from pagedkv.space.partial_hits import PartialHitFeature, TailFeature
 from pagedkv.space.receipts import ReceiptBook
 from pagedkv.space.replaying import ReplayFeature
-from pagedkv.space.retaining import WindowFeature
 from pagedkv.space.state import SpaceState
 from pagedkv.space.states import CheckpointFeature
 from pagedkv.space.tenants import TenantFeature
+from pagedkv.space.windows import WindowFeature
 
 __all__ = ["features_of", "observers_of"]
 

@@ -7,26 +7,42 @@ they publish nothing from now on, so that it does not come back. Loads of it tha
 If a full-attention group of equal block size is there, its links give the blocks that continue the prompt. Else only
 the prompt's own blocks are forgotten. Blocks that continue them cannot be hit without such a group, unless a window
 holds all that is read.
+
+Releasing the device's memory, for an engine that sleeps or lends its memory to training: all content is lost.
+
+Host memory stays as it is: swapped-out sequences can be swapped in once there is device memory again.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import NULL_BLOCK
-from pagedkv.blocks.causes import DISMISSED
 from pagedkv.blocks.digests import DIGEST_NBYTES
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.blocks.prefix_index import find
-from pagedkv.space.hits import Prompt
-from pagedkv.space.matching import match_prompt
-from pagedkv.space.prompts import digests_of_prefix
+from pagedkv.blocks.record import DISMISSED, INVALIDATED, NULL_BLOCK
+from pagedkv.contract.answers import InvalidatedMemory
+from pagedkv.contract.spec import Row
+from pagedkv.errors import StepError
+from pagedkv.space.loading import freeze_loads, tickets_out
+from pagedkv.space.matching import Prompt, digests_of_prefix, match_prompt
+from pagedkv.space.rows import (
+    AT,
+    LOST,
+    LOST_ON_HOST,
+    NUM_DIGESTED,
+    RUNNING,
+    STATUS,
+    SWAPPED,
+    VACANT,
+    freeze,
+    set_status,
+)
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.tables.row_record import freeze
-from pagedkv.tables.rows import AT, LOST_ON_HOST, NUM_DIGESTED, STATUS, SWAPPED, VACANT
-from pagedkv.tables.withdrawing import TAINTED, spread_taint
+from pagedkv.space.steps import StepLedger
+from pagedkv.space.withdrawing import TAINTED, spread_taint
 
-__all__ = ["forget"]
+__all__ = ["forget", "invalidate_memory"]
 
 
 def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
@@ -98,3 +114,25 @@ def _holds(state: SpaceState, group: Group, row: int, gone: set[bytes]) -> bool:
 def _as_bytes(digests: npt.NDArray[np.uint32]) -> list[bytes]:
     raw = np.ascontiguousarray(digests).tobytes()
     return [raw[first : first + DIGEST_NBYTES] for first in range(0, len(raw), DIGEST_NBYTES)]
+
+
+def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemory:
+    """Drop all device blocks from the prefix index, and lose the running rows.
+
+    Raises:
+        StepError: steps are in flight, or the open plan moves blocks; nothing was changed.
+    """
+    if ledger.in_flight:
+        ids = [step.plan.step_id for step in ledger.in_flight]
+        raise StepError(f"memory cannot be given back while steps {ids} are in flight: acknowledge or abort them")
+    if ledger.has_moves:
+        raise StepError("memory cannot be given back while the open plan copies or swaps blocks: plan the step first")
+    state.is_changing = True
+    for pool in state.pools.values():
+        pool.clear_names(INVALIDATED)
+    ledger.forget_duplicates()
+    running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
+    set_status(state.rows, running, LOST)
+    answer = InvalidatedMemory(tuple(map(Row, running.tolist())), tickets_out(state), freeze_loads(state))
+    state.is_changing = False
+    return answer

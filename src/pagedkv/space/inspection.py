@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.record import (
     CHARGED,
     DEFERRED,
     HIGH_PRIORITY,
@@ -32,11 +32,11 @@ from pagedkv.blocks.blocks import (
 from pagedkv.contract.arrays import Int32Array, Uint8Array
 from pagedkv.errors import BlockError, ConfigurationError
 from pagedkv.space import stored_blocks
-from pagedkv.space.hits import PrefixHit
-from pagedkv.space.observed_space import ObservedSpace
+from pagedkv.space.matching import PrefixHit
 from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.rows import AT, NUM_BLOCKS, RUNNING, STATUS
+from pagedkv.space.space_view import ObservedSpace
 from pagedkv.space.state import SpaceState
-from pagedkv.tables.rows import AT, NUM_BLOCKS, RUNNING, STATUS
 
 __all__ = ["BlockDetails", "BlockState", "CachedPrefixes", "PoolCounts", "PoolMap", "SpaceInspection"]
 

@@ -9,37 +9,96 @@ finished, in whole or in part, or fail, in any order and independent of the step
 
 Before that nothing of a load is hit, since its blocks are not in the prefix index. If one step both brings content and
 computes on top of it, one call suffices: ``allocate(prompt, num_external_tokens=n)``.
+
+Blocks that are filled from outside: allocated for a prefix before they have its content, named afterwards.
+
+Tickets: references to blocks that an external reader holds, such as a tier that stores them or a sender.
+
+A ticket is one more reference to each of its blocks, beside those of the tables, and the rules for shared blocks do the
+rest: a referenced block is not handed out, evicted or counted as free; a row that writes into a partly filled block
+with another reference copies it first; rolling back into it is refused. So content that was computed when the ticket
+was given stays as it is until the ticket is released, whatever happens to the rows::
+
+    hold ------------------------------------------------> release
+     |   rows are freed, swapped out, merged, grow by copies   |
+     v                                                         v
+    one reference more, name and content stay          back to the free queue if it was the last: cached, or deferred
+
+Only blocks of device pools can be held. A ticket belongs to no step: it is released when its reader is done, in any
+order, and acknowledging or aborting steps does not end it.
 """
 
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from pagedkv.blocks.block_keys import keys_of_blocks
-from pagedkv.blocks.blocks import NULL_BLOCK, PENDING_STEP
-from pagedkv.blocks.holding import claim_all
-from pagedkv.contract.answers import Allocation, Load, Shortage
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.blocks.block_pool import BlockPool
+from pagedkv.blocks.digests import ROOT_WORDS, keys_of_blocks, set_digest, set_parent, write_down
+from pagedkv.blocks.life_cycle import acquire, claim_all, drop_name, release_all
+from pagedkv.blocks.record import (
+    AT_END,
+    CALLED_OFF,
+    FREE,
+    LIFE,
+    NAME,
+    NEW,
+    NULL_BLOCK,
+    OPEN_STEP,
+    PENDING_STEP,
+    QUEUE,
+    PoolArrays,
+    add_reasons,
+    forget_reasons,
+    note_content,
+)
+from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.answers import Allocation, Load, Shortage, Ticket
+from pagedkv.contract.arguments import as_array
+from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.errors import BlockError, ConfigurationError, TokenError
 from pagedkv.space.admission import Admission, allocate, allocate_prompt, make_fit
 from pagedkv.space.declaring import declare
 from pagedkv.space.growing import as_growth, extend, require_growth
-from pagedkv.space.hits import PrefixHit, Prompt
-from pagedkv.space.holding import give_back, take_ticket
-from pagedkv.space.matching import match_prompt
-from pagedkv.space.prompts import digests_of_prefix
-from pagedkv.space.publishing import tag
+from pagedkv.space.matching import PrefixHit, Prompt, digests_of_prefix, match_prompt
+from pagedkv.space.publishing import publish_block, tag
+from pagedkv.space.rows import (
+    BLOCK_SIZE,
+    FULL,
+    HIT_ALIGNMENT,
+    KIND,
+    NUM_SINK_BLOCKS,
+    SHEDS,
+    SPAN,
+    GroupArrays,
+    first_needed_token,
+    serves,
+)
 from pagedkv.space.state import Loading, SpaceState
 from pagedkv.space.steps import StepLedger, read_only
-from pagedkv.tables.loading import count_to_load, publish_loaded, take_to_load, unname_unfilled
-from pagedkv.tables.rows import HIT_ALIGNMENT
 
-__all__ = ["allocate_loaded", "finish_load", "freeze_loads", "load", "load_that_continues"]
+__all__ = [
+    "allocate_loaded",
+    "as_block_ids",
+    "count_to_load",
+    "finish_load",
+    "freeze_loads",
+    "give_back",
+    "hold",
+    "load",
+    "load_that_continues",
+    "num_held",
+    "publish_loaded",
+    "release",
+    "take_ticket",
+    "take_to_load",
+    "tickets_out",
+    "undefined_tickets",
+    "unname_unfilled",
+]
 
-NO_BLOCKS: Final = np.zeros(0, np.int32)
 
-
-def load(  # noqa: PLR0913, PLR0917 - a load, its arguments checked
+def load(
     state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int] | None, tenant: int
 ) -> Load | Shortage | None:
     """Reserve blocks for the first ``num_tokens`` tokens of a prompt; None if there is no block to load.
@@ -240,3 +299,187 @@ def allocate_loaded(
     allocation = Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation
+
+
+@compiled
+def count_to_load(group: GroupArrays, num_hit_tokens: int, num_tokens: int) -> int:
+    """Count the blocks after a hit that a hit of ``num_tokens`` needs."""
+    block_size = group.parameters[BLOCK_SIZE]
+    num_blocks = 0
+    for index in range(num_hit_tokens // block_size, num_tokens // block_size):
+        num_blocks += serves(group, index, num_tokens)
+    return num_blocks
+
+
+@compiled
+def take_to_load(
+    pool: PoolArrays, group: GroupArrays, tokens: Int32Array, digests: Uint32Array, num_hit_tokens: int, out: Int32Array
+) -> None:
+    """Allocate the blocks after a hit that a hit of all tokens needs; the caller has checked that there are enough.
+
+    Args:
+        tokens: int32 ``[n]``, whole blocks.
+        digests: uint32 ``[n // block_size, 8]``.
+        out: int32 ``[blocks after the hit]``; receives their ids, null where the group needs none.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    first = num_hit_tokens // block_size
+    for index in range(first, len(tokens) // block_size):
+        out[index - first] = NULL_BLOCK
+        if not serves(group, index, len(tokens)):
+            continue
+        block = acquire(pool)
+        note_content(pool.records, block)
+        write_down(pool, block, 0, tokens, index * block_size, block_size)
+        set_digest(pool, block, digests[index])
+        set_parent(pool, block, digests[index - 1] if index else ROOT_WORDS)
+        out[index - first] = block
+
+
+@compiled
+def unname_unfilled(pool: PoolArrays, group: GroupArrays, row: int, num_hit_tokens: int, num_tokens: int) -> None:
+    """Remove the names of a row's blocks after its hit that computing position ``num_tokens`` does not read."""
+    block_size = group.parameters[BLOCK_SIZE]
+    first = first_needed_token(group.parameters[KIND], group.parameters[SPAN], num_tokens) // block_size
+    for index in range(max(group.parameters[NUM_SINK_BLOCKS], num_hit_tokens // block_size), first):
+        block = group.table[row, index]
+        if block != NULL_BLOCK and pool.records[block, NAME]:
+            drop_name(pool, block, CALLED_OFF)
+
+
+@compiled
+def publish_loaded(pool: PoolArrays, group: GroupArrays, parent: int, blocks: Int32Array) -> None:
+    """Name blocks that were filled, up to the first gap in their chain.
+
+    Args:
+        parent: the block of the hit before them, or the null block.
+        blocks: int32 ``[n]``, in order.
+    """
+    by_links = group.parameters[KIND] == FULL
+    if by_links and parent != NULL_BLOCK and not pool.records[parent, NAME]:
+        return
+    for place in range(len(blocks)):
+        block = blocks[place]
+        if block == NULL_BLOCK:
+            parent = NULL_BLOCK
+            continue
+        carrier = publish_block(pool, group, block, parent, pool.records[parent, LIFE])
+        if not pool.records[carrier, NAME]:
+            return
+        if group.parameters[SHEDS] and carrier == block:
+            forget_reasons(pool.records, block)
+            add_reasons(pool.records, block, AT_END)
+        parent = carrier
+
+
+NO_IDS: Final = np.zeros(0, np.int32)
+
+
+def hold(state: SpaceState, ledger: StepLedger, pool: BlockPool, block_ids: npt.ArrayLike) -> Ticket:
+    """Take one more reference to each block.
+
+    Raises:
+        BlockError: an id that is no block with content; nothing was changed.
+    """
+    held = as_block_ids(pool, block_ids)
+    _require_content(pool, held)
+    _require_not_moved_into(ledger, pool, held)
+    state.is_changing = True
+    claim_all(pool.arrays, held)
+    ticket = take_ticket(state, pool.name, held)
+    state.is_changing = False
+    return ticket
+
+
+def release(state: SpaceState, ticket: Ticket) -> None:
+    """Drop a ticket's references.
+
+    Raises:
+        BlockError: it is no ticket, or was released before; nothing was changed.
+    """
+    if not isinstance(ticket, Ticket):
+        raise BlockError(f"release takes the ticket that hold returned, got {ticket!r}")
+    if ticket not in state.held:
+        raise BlockError(f"{ticket!r} holds no blocks of this space: it was released before, or is another space's")
+    state.is_changing = True
+    give_back(state, ticket)
+    state.is_changing = False
+
+
+def take_ticket(state: SpaceState, pool: str, held: Int32Array) -> Ticket:
+    """Make a ticket for blocks of a pool; the references for it are taken already."""
+    state.num_tickets += 1
+    ticket = Ticket(state.num_tickets, pool)
+    state.held[ticket] = held
+    return ticket
+
+
+def give_back(state: SpaceState, ticket: Ticket) -> None:
+    """Drop the references of a ticket that was not released before."""
+    held = state.held.pop(ticket)
+    pool = state.pools[ticket.pool]
+    release_all(pool.arrays, held)
+    for feature in state.features:
+        feature.dropped(pool, held)
+
+
+def tickets_out(state: SpaceState) -> tuple[Ticket, ...]:
+    """Return the tickets that callers have: all but those of loads."""
+    of_loads = {ticket for loading in state.loads.values() for ticket in loading.tickets}
+    return tuple(ticket for ticket in state.held if ticket not in of_loads)
+
+
+def num_held(state: SpaceState, pool: str) -> int:
+    """Count the different blocks of a pool that tickets hold. O(blocks held)."""
+    return len(set().union(*(held.tolist() for ticket, held in state.held.items() if ticket.pool == pool)))
+
+
+def undefined_tickets(state: SpaceState, first_step: int, moved: dict[str, set[int]]) -> tuple[Ticket, ...]:
+    """Return the tickets with a block that steps from ``first_step`` on were to compute, or with a moved block."""
+    return tuple(
+        ticket
+        for ticket in tickets_out(state)
+        if (state.pools[ticket.pool].arrays.records[state.held[ticket], PENDING_STEP] >= first_step).any()
+        or not moved[ticket.pool].isdisjoint(state.held[ticket].tolist())
+    )
+
+
+def _require_not_moved_into(ledger: StepLedger, pool: BlockPool, held: Int32Array) -> None:
+    """Refuse blocks that the open plan copies or swaps something into."""
+    for block in held.tolist():
+        if ledger.is_written(pool.name, [block]):
+            raise BlockError(
+                f"block {block} of pool {pool.name!r} gets its content by a copy or a swap of the open step: hold it "
+                "once that step is planned"
+            )
+
+
+def as_block_ids(pool: BlockPool, block_ids: npt.ArrayLike) -> Int32Array:
+    """Convert block ids to an array without repeats, in their order."""
+    given = np.atleast_1d(as_array(block_ids, "block ids", BlockError))
+    if given.size == 0:
+        return NO_IDS
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise BlockError(f"block ids must be a flat array of integers, got {given.dtype} {list(given.shape)}")
+    different = list(dict.fromkeys(given.tolist()))
+    for block in different:
+        if block == NULL_BLOCK:
+            raise BlockError("block 0 is the null block, which has no content to be held: leave it out")
+        if not 0 < block < pool.num_blocks:
+            raise BlockError(f"block {block} is not one of the blocks 1..{pool.num_blocks - 1} of pool {pool.name!r}")
+    return np.array(different, np.int32)
+
+
+def _require_content(pool: BlockPool, held: Int32Array) -> None:
+    """Refuse blocks without content, and blocks that no plan computes yet."""
+    records, counts = pool.arrays.records, pool.arrays.counts
+    is_empty = (records[held, QUEUE] == FREE) & (records[held, NAME] == 0)
+    if is_empty.any():
+        block = int(held[is_empty.argmax()])
+        raise BlockError(f"block {block} of pool {pool.name!r} is free and has no content, so it cannot be held")
+    is_planned = (records[held, QUEUE] != NEW) & (records[held, PENDING_STEP] != counts[OPEN_STEP])
+    if not is_planned.all():
+        block = int(held[is_planned.argmin()])
+        raise BlockError(
+            f"block {block} of pool {pool.name!r} gets its content in the open step: hold it once that step is planned"
+        )

@@ -22,8 +22,8 @@ from pagedkv.contract.answers import Load
 from pagedkv.contract.arrays import Int32Array, Int64Array
 
 if TYPE_CHECKING:
-    from pagedkv.space.hits import PrefixHit
-    from pagedkv.space.observed_space import ObservedSpace
+    from pagedkv.space.matching import PrefixHit
+    from pagedkv.space.space_view import ObservedSpace
     from pagedkv.space.steps import InFlightStep
 
 __all__ = ["Observers", "SpaceObserver"]

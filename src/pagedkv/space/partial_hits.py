@@ -1,58 +1,205 @@
-"""Hits that end inside blocks: finding the block that begins with the prompt's next tokens, in any group.
+"""The fourth pass: longer hits, which end inside blocks.
 
-:mod:`pagedkv.tables.partial_hits` draws such a hit. Of the blocks that continue a chain at most 16 are compared,
+The block inside which a hit ends is a *tail*: the row continues from a copy of it. No tail may be pending, since copies
+run before the open step's computation.
+
+Hits that end inside blocks: finding the block that begins with the prompt's next tokens, in any group.
+
+:mod:`pagedkv.space.partial_hits` draws such a hit. Of the blocks that continue a chain at most 16 are compared,
 the latest first. A prompt that leaves a chain at a token where others left it equals all of their blocks up to there,
 so any of these serves. In a group that drops blocks, each candidate costs a digest, in each of a few rounds until all
 groups agree (:mod:`pagedkv.space.matching`). So the cost of a prompt does not grow with the cache.
+
+Hits that end inside a block: how many leading tokens of a cached block a prompt shares.
+
+A hit of whole blocks ends where a prompt leaves a cached chain, or at the last boundary before its own end. The next
+block of that chain may still begin with the prompt's next tokens. Such a block is the *source*: the plan copies it into
+the block that the sequence writes next, and computing begins after the equal tokens::
+
+    cached   [A0 A1 A2 A3][B0 B1 B2 B3][C0 C1 C2 C3]
+    prompt    A0 A1 A2 A3  B0 B1 X  Y                     4 tokens hit in a whole block, 2 inside the next one
+    row      [A0 A1 A2 A3][B0 B1 x  y ]                   its own block: a copy, of which 2 tokens count
+
+Nothing here changes any state. The copy, and the reference to the source until then, are handled like those of states
+that are kept inside intervals (:mod:`pagedkv.space.states`).
+
+Continuing from a tail: a new row whose hit ends inside a block goes on from a copy of that block.
+
+The block is a state that was kept inside an interval (:mod:`pagedkv.space.states`), or one that hits in
+part (:mod:`pagedkv.space.partial_hits`). If it is unreferenced and its pool has no room for a copy beside it,
+the row takes the block itself.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.blocks import NULL_BLOCK, PoolArrays
-from pagedkv.blocks.digests import ROOT_WORDS
-from pagedkv.blocks.extra_keys import ExtraKeyArrays
-from pagedkv.blocks.prefix_index import find
+from pagedkv.blocks.digests import ROOT_WORDS, ExtraKeyArrays, digest_block
+from pagedkv.blocks.life_cycle import reuse_all
+from pagedkv.blocks.loops import Like, takes
+from pagedkv.blocks.prefix_index import find, has_digest, is_child_of
+from pagedkv.blocks.record import (
+    AT_END,
+    AT_JUNCTION,
+    EXTRA,
+    FREE,
+    NAME,
+    NULL_BLOCK,
+    OPEN_STEP,
+    PENDING_STEP,
+    QUEUE,
+    SUCCESSOR,
+    PoolArrays,
+    add_reasons_of,
+)
+from pagedkv.blocks.siblings import OLDER
+from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.space.checkpoints import keys_of_tail
-from pagedkv.space.hits import Prompt
-from pagedkv.space.loops import Loops
-from pagedkv.space.matching.chains import NOTHING, Beginning
+from pagedkv.space.feature import SpaceFeature
+from pagedkv.space.growing import note_reliance
+from pagedkv.space.matching import (
+    NOTHING,
+    Beginning,
+    Chain,
+    Ending,
+    Known,
+    Lookup,
+    PrefixHit,
+    Prompt,
+    Tail,
+    ending_at,
+    longest_servable,
+    missing_block,
+)
+from pagedkv.space.rows import BLOCK_SIZE, NAME_IN_POOL, SHEDS, GroupArrays
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.tails import Tail
-from pagedkv.tables.partial_hits import begins_as_child, begins_behind
-from pagedkv.tables.rows import GroupArrays
+from pagedkv.space.states import Checkpoints, ends_of_states, keys_of_tail, resume, state_at, surrender
+from pagedkv.space.steps import StepLedger
 
-__all__ = ["PartialLoops", "beginning_behind", "beginning_in_chain", "block_of", "tail_behind", "tail_in_chain"]
+__all__ = [
+    "PartialHitFeature",
+    "TailFeature",
+    "beginning_behind",
+    "beginning_in_chain",
+    "begins_as_child",
+    "begins_behind",
+    "block_of",
+    "count_equal",
+    "follows",
+    "is_source",
+    "tail_behind",
+    "tail_in_chain",
+]
+MOST_ROUNDS: Final = 8  # most rounds for groups to agree on a hit inside blocks; bounds the cost of a match
 
 
-class PartialLoops(Loops):
-    """The loops that find the block behind a chain."""
+class PartialHitFeature(SpaceFeature):
+    """The part of matching that lets hits end inside blocks, where that saves enough tokens."""
 
-    def __init__(self, pool: PoolArrays, group: GroupArrays, extra_keys: ExtraKeyArrays) -> None:
-        """Set the types of their arguments. O(1)."""
-        ids, root = np.zeros(0, np.int32), np.zeros(0, np.uint32)
-        self.begins_as_child = self._ready(begins_as_child, pool, group, 0, ids, 0, 0, 0)
-        self.begins_behind = self._ready(begins_behind, pool, group, 0, 0, root, ids, 0, 0, extra_keys, 0)
+    def __init__(self, state: SpaceState, checkpoints: Checkpoints | None) -> None:
+        """Use the state of a space, and the states that it keeps inside intervals, if any. O(1)."""
+        self._state = state
+        self._checkpoints = checkpoints
+
+    def followed(self, prompt: Prompt, chain: Chain, most: int) -> Chain:
+        """Find the block that begins with the prompt's next tokens."""
+        behind = beginning_in_chain(self._state, chain.group, prompt, chain.blocks, most)
+        return chain._replace(behind=behind)
+
+    def matched(self, hit: PrefixHit, group: Group) -> None:
+        """Let the hit end inside the block behind its chain."""
+        tail = tail_behind(self._state, group, hit.prompt, hit.block_ids[group.index])
+        if tail is not None:
+            hit.end_inside(hit.num_tokens + tail.num_tokens, (tail,))
+
+    def lengthened(self, known: Known, ending: Ending) -> Ending:
+        """Let the hit end inside blocks of all groups."""
+        longer = self._longest(known, ending)
+        return longer._replace(num_partial=longer.num_tokens - ending.num_tokens)
+
+    def _longest(self, known: Known, whole: Ending) -> Ending:
+        """Find the longest hit that ends inside blocks; the given one if none saves ``min_partial_hit`` tokens."""
+        least = whole.num_tokens + known.state.config.min_partial_hit
+        most = min(known.limit, whole.num_tokens + known.alignment - 1)
+        if most < least:
+            return whole
+        for _ in range(MOST_ROUNDS):
+            end = most
+            for lookup in known.lookups.values():
+                end = self._reach(known, lookup, whole.num_tokens, end)
+            if end < least:
+                return whole
+            if end == most:
+                tails = [self._tail(known, group, end) for group in known.state.cached_groups if end % group.block_size]
+                return ending_at(known, end, tails) or whole
+            most = end
+        return whole
+
+    def _reach(self, known: Known, lookup: Lookup, whole: int, most: int) -> int:
+        """Lower a length, longer than ``whole``, to what a group that drops blocks can serve at most."""
+        group, arguments = lookup
+        block_size = group.block_size
+        if group in known.state.state_groups:
+            most_known = min(most, lookup.num_known * block_size)
+            at_boundary = known.state.loops[longest_servable](*arguments, most_known, lookup.nothing_seen())
+            tails = ends_of_states(lookup, whole, most, self._checkpoints) if self._checkpoints else ()
+            return max([at_boundary, *(end for end in tails if state_at(known, lookup, end))])
+        most = min(most, (lookup.num_known + 1) * block_size - 1)
+        missing = known.state.loops[missing_block](*arguments, most, most)
+        if missing >= 0:
+            return missing * block_size
+        boundary = most // block_size * block_size
+        return boundary + self._beginning(known, lookup, most).num_tokens if most > boundary else most
+
+    def _tail(self, known: Known, group: Group, end: int) -> Tail | None:
+        """Find the tail of a hit of ``end`` tokens in a group, inside an interval or a block."""
+        chain = known.chains.get(group.index)
+        if chain is not None:
+            return tail_in_chain(group, chain.blocks, chain.behind, end)
+        lookup = known.lookups[group.index]
+        if group in known.state.state_groups:
+            return state_at(known, lookup, end)
+        index, num_tokens = divmod(end, group.block_size)
+        behind = self._beginning(known, lookup, end)
+        if behind.num_tokens < num_tokens:
+            return None
+        return Tail(group.index, behind.block, index, lookup.parent_of(index).copy(), num_tokens)
+
+    def _beginning(self, known: Known, lookup: Lookup, end: int) -> Beginning:
+        """Find the block that begins with a prompt's next tokens up to ``end``, in a group that drops blocks."""
+        group, index = lookup.group, end // lookup.group.block_size
+        chains = [chain for chain in known.chains.values() if chain.group.lane == group.lane]
+        same = next((digest for chain in chains if (digest := _digest_in(chain, index)) is not None), None)
+        parent = lookup.parent_of(index)
+        return beginning_behind(known.state, group, known.prompt, parent, same, end)
 
 
-def beginning_in_chain(  # noqa: PLR0913, PLR0917 - a place in a prompt
-    state: SpaceState, loops: PartialLoops, group: Group, prompt: Prompt, chain: Int32Array, limit: int
-) -> Beginning:
+def _digest_in(chain: Chain, index: int) -> Uint32Array | None:
+    """Digest of the block that is, or begins as, logical block ``index`` of a chain; None without such a block."""
+    block = block_of(chain.blocks, chain.behind, index)
+    if block == NULL_BLOCK:
+        return None
+    digest: Uint32Array = chain.group.pool.arrays.digests[block]
+    return digest
+
+
+def beginning_in_chain(state: SpaceState, group: Group, prompt: Prompt, chain: Int32Array, limit: int) -> Beginning:
     """Find the block that continues a prompt's chain in a group that keeps whole prefixes, up to position ``limit``."""
     start = len(chain) * group.block_size
     parent = int(chain[-1]) if len(chain) else NULL_BLOCK
     found = [
-        Beginning(*loops.begins_as_child(group.pool.arrays, group.arrays, parent, prompt.tokens, start, stop, extra))
+        Beginning(
+            *state.loops[begins_as_child](group.pool.arrays, group.arrays, parent, prompt.tokens, start, stop, extra)
+        )
         for extra, stop in _keys_behind(state, prompt, group, start, limit)
     ]
     return max(found, key=lambda beginning: beginning.num_tokens, default=NOTHING)
 
 
-def tail_behind(state: SpaceState, loops: PartialLoops, group: Group, prompt: Prompt, chain: Int32Array) -> Tail | None:
+def tail_behind(state: SpaceState, group: Group, prompt: Prompt, chain: Int32Array) -> Tail | None:
     """Find the tail of a hit behind the only chain of a space; None if too few of its tokens hit."""
-    behind = beginning_in_chain(state, loops, group, prompt, chain, prompt.num_hittable)
+    behind = beginning_in_chain(state, group, prompt, chain, prompt.num_hittable)
     if behind.num_tokens < state.config.min_partial_hit:
         return None
     return tail_in_chain(group, chain, behind, len(chain) * group.block_size + behind.num_tokens)
@@ -65,9 +212,8 @@ def block_of(chain: Int32Array, behind: Beginning, index: int) -> int:
     return behind.block if index == len(chain) else NULL_BLOCK
 
 
-def beginning_behind(  # noqa: PLR0913, PLR0917 - a place in a prompt, and its digests
+def beginning_behind(
     state: SpaceState,
-    loops: PartialLoops,
     group: Group,
     prompt: Prompt,
     parent: Uint32Array,
@@ -84,7 +230,7 @@ def beginning_behind(  # noqa: PLR0913, PLR0917 - a place in a prompt, and its d
     start = limit // group.block_size * group.block_size
     above = find(pool, name, parent) if start else NULL_BLOCK
     same = find(pool, name, digest) if digest is not None else NULL_BLOCK
-    keys, begins = state.extra_keys.arrays, loops.begins_behind
+    keys, begins = state.extra_keys.arrays, state.loops[begins_behind]
     found = [
         Beginning(*begins(pool, group.arrays, above, same, parent, prompt.tokens, start, stop, keys, extra))
         for extra, stop in _keys_behind(state, prompt, group, start, limit)
@@ -122,3 +268,157 @@ def tail_in_chain(group: Group, chain: Int32Array, behind: Beginning, end: int) 
         return None
     parent = group.pool.arrays.digests[chain[index - 1]] if index else ROOT_WORDS
     return Tail(group.index, block, index, parent.copy(), num_tokens)
+
+
+MOST_CHILDREN: Final = 16  # children of a block that are compared, beginning with the one named last
+
+
+@inlined
+def is_source(pool: PoolArrays, group: GroupArrays, block: int, extra: int) -> bool:
+    """Whether a block can be copied: it has a name in this group, these extra keys, and content.
+
+    A block that the open plan computes has no content yet: it is written after the copies of that plan.
+    """
+    record = pool.records[block]
+    return bool(
+        record[NAME] == group.parameters[NAME_IN_POOL]
+        and record[EXTRA] == extra
+        and record[PENDING_STEP] != pool.counts[OPEN_STEP]
+    )
+
+
+@compiled
+def count_equal(pool: PoolArrays, block: int, tokens: Int32Array, start: int, stop: int) -> int:
+    """Count the leading tokens of a block that equal those of a prompt at ``[start, stop)``."""
+    num_equal = 0
+    while start + num_equal < stop and pool.tokens[block, num_equal] == tokens[start + num_equal]:
+        num_equal += 1
+    return num_equal
+
+
+@takes(Like.POOL, Like.GROUP, Like.NUMBER, Like.IDS, Like.NUMBER, Like.NUMBER, Like.NUMBER)
+@compiled
+def begins_as_child(
+    pool: PoolArrays, group: GroupArrays, parent: int, tokens: Int32Array, start: int, stop: int, extra: int
+) -> tuple[int, int]:
+    """Find the best source among the children of the verified block ``parent``, in a group that keeps whole prefixes.
+
+    Returns the block, and the number of its leading tokens that equal a prompt's at ``[start, stop)``; 0 if none does.
+    """
+    best, num_tokens = NULL_BLOCK, 0
+    child = int(pool.records[parent, SUCCESSOR])
+    for _ in range(MOST_CHILDREN):
+        if child == NULL_BLOCK or num_tokens == stop - start:
+            break
+        if is_child_of(pool, group.parameters[NAME_IN_POOL], child, parent) and is_source(pool, group, child, extra):
+            num_equal = count_equal(pool, child, tokens, start, stop)
+            if num_equal > num_tokens:
+                best, num_tokens = child, num_equal
+        child = int(pool.siblings[child, OLDER])
+    return best, num_tokens
+
+
+@takes(
+    Like.POOL,
+    Like.GROUP,
+    Like.NUMBER,
+    Like.NUMBER,
+    Like.WORD_LIST,
+    Like.IDS,
+    Like.NUMBER,
+    Like.NUMBER,
+    Like.EXTRA_KEYS,
+    Like.NUMBER,
+)
+@compiled
+def begins_behind(
+    pool: PoolArrays,
+    group: GroupArrays,
+    above: int,
+    block: int,
+    parent: Uint32Array,
+    tokens: Int32Array,
+    start: int,
+    stop: int,
+    extra_keys: ExtraKeyArrays,
+    extra: int,
+) -> tuple[int, int]:
+    """Find the best block to copy after the digest ``parent``, in a group that may have lost the prefix.
+
+    The candidates are ``block``, which another group has, and the children of ``above`` in this group; both may be
+    null. Their digests are computed anew from ``parent``: with its prefix gone, a candidate may follow anything.
+    """
+    best, num_tokens = NULL_BLOCK, 0
+    child = int(pool.records[above, SUCCESSOR]) if above != NULL_BLOCK or start == 0 else NULL_BLOCK
+    candidate = block
+    for _ in range(MOST_CHILDREN + 1):
+        if candidate != NULL_BLOCK and is_source(pool, group, candidate, extra):
+            num_equal = count_equal(pool, candidate, tokens, start, stop)
+            if num_equal > num_tokens and follows(pool, group, candidate, parent, extra_keys, extra):
+                best, num_tokens = candidate, num_equal
+        if child == NULL_BLOCK or num_tokens == stop - start:
+            break
+        candidate = child
+        child = int(pool.siblings[child, OLDER])
+    return best, num_tokens
+
+
+@compiled
+def follows(
+    pool: PoolArrays, group: GroupArrays, block: int, parent: Uint32Array, extra_keys: ExtraKeyArrays, extra: int
+) -> bool:
+    """Whether a full block's digest is that of its tokens after a parent's digest."""
+    digest_block(parent, pool.tokens[block, : group.parameters[BLOCK_SIZE]], extra_keys, extra, extra_keys.digest)
+    return has_digest(pool, block, extra_keys.digest)
+
+
+class TailFeature(SpaceFeature):
+    """The part of an admission that continues from tails."""
+
+    def __init__(self, state: SpaceState) -> None:
+        """Use the state of a space. O(1)."""
+        self._state = state
+        self._taken_over: tuple[Tail, ...] = ()  # by the row that is being admitted
+
+    def fits(self, hit: PrefixHit, needed: dict[str, int], tenant: int) -> None:
+        """Choose the unreferenced tails in pools that have no room for a copy beside them."""
+        state, num_free = self._state, hit.num_free_tails
+        is_tight = {
+            name: count + num_free.get(name, 0) > state.room.spare(state.pools[name], tenant)
+            for name, count in (needed if hit.tails else {}).items()
+        }
+        self._taken_over = tuple(
+            tail
+            for tail in hit.tails
+            if (pool := state.groups[tail.group].pool)
+            and is_tight[pool.name]
+            and pool.arrays.records[tail.block, QUEUE] == FREE
+        )
+
+    def hit_taken(self, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
+        """Reference each tail of the hit, until the row has its blocks."""
+        state = self._state
+        for tail in hit.tails:
+            group, blocks = state.groups[tail.group], np.array([tail.block], np.int32)
+            for feature in state.features:
+                feature.reviving(group.pool, blocks)
+            state.loops[reuse_all](group.pool.arrays, blocks)
+            if group.arrays.parameters[SHEDS]:  # a prompt ended with that state, or inside that block
+                why = AT_END if group in state.state_groups else AT_JUNCTION
+                add_reasons_of(group.pool.arrays.records, tail.block, why)
+            note_reliance(state, ledger, group, batch, blocks)
+
+    def allocating(self, group: Group) -> None:
+        """Let the next new row in a tail's group take the tail's block itself, if it is taken over."""
+        for tail in self._taken_over:
+            if tail.group == group.index:
+                surrender(group.pool.arrays, tail.block)
+
+    def allocated(self, ledger: StepLedger, row: int, hit: PrefixHit) -> None:
+        """Let the row continue from the tails: the plan copies those not taken over."""
+        self._taken_over = ()
+        for tail in hit.tails:
+            group = self._state.groups[tail.group]
+            own = int(group.arrays.table[row, tail.logical_index])
+            if resume(*group.view, row, tail.logical_index, tail.block):
+                ledger.add_copies(group.pool.name, np.array([[tail.block, own]], np.int32))

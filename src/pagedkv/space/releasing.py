@@ -1,26 +1,67 @@
-"""Freeing sequences, and emptying the whole prefix cache."""
+"""Freeing sequences, and emptying the whole prefix cache.
 
+Releasing blocks of rows: one, with its rank among free blocks, or all.
+
+The space's clock: the caller's seconds, by which leases end and eviction policies measure ages.
+
+It is the core's only clock, and stands still between calls of ``advance``.
+"""
+
+import math
+from numbers import Real
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.blocks.blocks import NULL_BLOCK
-from pagedkv.blocks.causes import EPOCH, RESET
-from pagedkv.blocks.spare_blocks import make_unheld_spare
-from pagedkv.contract.arguments import as_count
+from pagedkv.blocks.life_cycle import make_unheld_spare, release
+from pagedkv.blocks.loops import Like, takes
+from pagedkv.blocks.moments import note_request
+from pagedkv.blocks.record import KEPT, NAME, NULL_BLOCK, OTHER_EPOCH, REF_COUNT, RESET, PoolArrays, mark_spare
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.contract.arguments import NO_NUMBERS, as_count
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
-from pagedkv.space.clock import as_lease_end, require_leases
-from pagedkv.space.hits import PrefixHit
+from pagedkv.space.growing import hand_over
 from pagedkv.space.loading import freeze_loads
-from pagedkv.space.pending import hand_over
+from pagedkv.space.matching import PrefixHit
+from pagedkv.space.rows import (
+    AT,
+    LAST_STEP,
+    LOST_ON_HOST,
+    NUM_BLOCKS,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    SHEDS,
+    STATUS,
+    SWAPPED,
+    VACANT,
+    GroupArrays,
+    freeze,
+    put_entry,
+    set_num_blocks,
+)
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.releasing import NO_OUTPUTS
-from pagedkv.tables.row_record import freeze
-from pagedkv.tables.rows import LOST_ON_HOST, STATUS, SWAPPED, VACANT
 
-__all__ = ["Leaving", "as_leaving", "blocks_of", "free", "reset_prefix_cache", "supersede"]
+__all__ = [
+    "NO_OUTPUTS",
+    "Leaving",
+    "advance",
+    "as_lease_end",
+    "as_leaving",
+    "as_time",
+    "blocks_of",
+    "count_leaving",
+    "free",
+    "release_or_shed",
+    "release_rows",
+    "require_leases",
+    "reset_prefix_cache",
+    "supersede",
+]
+NO_OUTPUTS: Final = np.zeros(0, np.int32)
+"""The argument if the numbers of generated tokens are unknown for all rows."""
 
 
 class Leaving(NamedTuple):
@@ -65,7 +106,7 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
     state.is_changing = True
     for observer in state.observers.leaving:
         observer.leaving(batch)
-    num_unplanned, num_on_host = state.loops.count_leaving(rows, batch, state.row_scratch)
+    num_unplanned, num_on_host = state.loops[count_leaving](rows, batch, state.row_scratch)
     for row in state.row_scratch[:num_unplanned].tolist():
         hand_over(state, row, mark)
     on_device, on_host, outputs = batch, batch[:0], leaving.num_outputs
@@ -79,9 +120,9 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
         feature.freeing(batch, leaving)
     left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
     for group in state.groups:
-        state.loops.release_rows(*group.view, on_device, outputs)
+        state.loops[release_rows](*group.view, on_device, outputs)
         if group.host_pool is not None and num_on_host:
-            state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
+            state.loops[release_rows](group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
     for group, blocks in left:
         make_unheld_spare(group.pool.arrays, blocks)
     state.vacate(batch)
@@ -115,10 +156,120 @@ def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str
     """
     state.is_changing = True
     for pool in state.all_pools:
-        pool.clear_names(RESET if weights_epoch is None else EPOCH)
+        pool.clear_names(RESET if weights_epoch is None else OTHER_EPOCH)
     freeze(state.rows, state.rows[:, STATUS] != VACANT)
     ledger.forget_duplicates()
     freeze_loads(state)
     if weights_epoch is not None:
         state.begin_epoch(weights_epoch)
+    state.is_changing = False
+
+
+UNKNOWN: Final = -1
+
+
+@takes(Like.ROWS, Like.IDS, Like.IDS)
+@compiled
+def count_leaving(rows: Int32Array, batch: Int32Array, unplanned: Int32Array) -> tuple[int, int]:
+    """Count the rows of a batch that have something to compute in the open step, and those that are on the host.
+
+    Args:
+        unplanned: int32 ``[any]``; receives the former.
+    """
+    num_unplanned = num_on_host = 0
+    for row in batch:
+        status = rows[row, STATUS]
+        if status == RUNNING and rows[row, NUM_PLANNED] < rows[row, NUM_TOKENS]:
+            unplanned[num_unplanned] = row
+            num_unplanned += 1
+        elif status in (SWAPPED, LOST_ON_HOST):
+            num_on_host += 1
+    return num_unplanned, num_on_host
+
+
+@inlined
+def release_or_shed(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
+    """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
+    record = pool.records[block]
+    if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
+        mark_spare(pool.records, block)
+    release(pool, block, last_step)
+
+
+@takes(Like.POOL, Like.GROUP, Like.ROWS, Like.IDS, Like.IDS)
+@compiled
+def release_rows(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, num_outputs: Int32Array
+) -> None:
+    """Release every block of a batch of rows, the tail of each sequence first, after notifying the eviction policy.
+
+    Args:
+        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty if unknown.
+    """
+    at = group.parameters[AT]
+    for place in range(len(batch)):
+        row = batch[place]
+        output = num_outputs[place] if len(num_outputs) else UNKNOWN
+        note_request(pool, group.table[row, : rows[row, at + NUM_BLOCKS]], output)
+        for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            release_or_shed(pool, group, block, rows[row, LAST_STEP])
+            put_entry(group.table, row, index, NULL_BLOCK)
+        set_num_blocks(rows, row, at, 0)
+
+
+LATEST_S: Final = 2.0**40  # so that microseconds fit in 64 bits
+
+
+def as_time(state: SpaceState, now: object) -> float:
+    """Check a time to which the clock is set. Raises ConfigurationError if it goes back, or is no time."""
+    time = _as_seconds(now, "now")
+    if time < state.now_s:
+        raise ConfigurationError(f"the clock cannot go back from {state.now_s} to {time} seconds")
+    return time
+
+
+def _as_seconds(value: object, what: str) -> float:
+    """Check a time. Raises ConfigurationError if it is none."""
+    message = f"{what} must be a number of seconds from 0 to {LATEST_S:.0f}, got {value!r}"
+    if isinstance(value, NO_NUMBERS) or not isinstance(value, Real):
+        raise ConfigurationError(message)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
+    if not 0 <= seconds <= LATEST_S:
+        raise ConfigurationError(message)
+    return seconds
+
+
+def as_lease_end(state: SpaceState, until: object) -> float:
+    """Check the end of a lease. Raises ConfigurationError if it is past or infinite."""
+    require_leases(state)
+    time = _as_seconds(until, "the end of a lease")
+    if time <= state.now_s:
+        raise ConfigurationError(
+            f"a lease until {time} seconds would be over: the clock shows {state.now_s}; advance() sets it"
+        )
+    return time
+
+
+def require_leases(state: SpaceState) -> None:
+    """Raise ConfigurationError if the space keeps no leases."""
+    if not state.config.leases:
+        raise ConfigurationError("no leases are kept: set leases=True in the configuration")
+
+
+def advance(state: SpaceState, now_s: float) -> None:
+    """Set the clock. O(log leased blocks) for each block whose lease has ended."""
+    state.is_changing = True
+    state.now_s = now_s
+    for pool in state.pools.values():
+        pool.advance(now_s)
+    for feature in state.features:
+        feature.advanced(now_s)
+    for observer in state.observers.advanced:
+        observer.advanced(now_s)
     state.is_changing = False

@@ -19,18 +19,12 @@ are computed again like the rest.
 
 import numpy as np
 
-from pagedkv.blocks.blocks import LIFE, NAME, NULL_BLOCK
-from pagedkv.blocks.contents import set_digests
+from pagedkv.blocks.digests import set_digests
+from pagedkv.blocks.record import LIFE, NAME, NULL_BLOCK
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.hits import PrefixHit, Prompt
-from pagedkv.space.matching.known import Ending, Known
-from pagedkv.space.matching.replays import first_sure, longest_with_replay
-from pagedkv.space.prompts import digests_of_prefix
-from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.steps import InFlightStep
-from pagedkv.tables.row_record import freeze, set_column
-from pagedkv.tables.rows import (
+from pagedkv.space.matching import Ending, Known, PrefixHit, Prompt, digests_of_prefix, first_sure, longest_with_replay
+from pagedkv.space.rows import (
     AT,
     FIRST_BLOCK,
     LOST,
@@ -43,7 +37,11 @@ from pagedkv.tables.rows import (
     TAIL,
     TAIL_LIFE,
     VACANT,
+    freeze,
+    set_column,
 )
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import InFlightStep
 
 __all__ = ["ReplayFeature", "num_replayed"]
 

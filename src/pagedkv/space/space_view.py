@@ -2,6 +2,8 @@
 
 Owns the state and the step ledger of one space; :class:`~pagedkv.space.block_space.BlockSpace` changes them.
 Methods here change nothing, except that draining events empties the event buffer.
+
+The view of a space that observers get.
 """
 
 from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
@@ -13,26 +15,24 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import PENDING_STEP, REF_COUNT
+from pagedkv.blocks.record import PENDING_STEP, REF_COUNT
 from pagedkv.contract.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.contract.events import BlockContents, CacheEvents, StoredBlocks
+from pagedkv.contract.miss_causes import Miss
 from pagedkv.contract.plan import PageLists, StepPlan
 from pagedkv.contract.receipt import Receipt
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.errors import ConfigurationError, InterruptedSpaceError
 from pagedkv.space import (
-    kernel_inputs,
+    planning,
     stored_blocks,
 )
 from pagedkv.space.audit import check_space
-from pagedkv.space.batches import require_status
+from pagedkv.space.explaining import explain_misses
 from pagedkv.space.features import features_of, observers_of
-from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.statistics import SpaceStatistics, take_statistics
-from pagedkv.space.steps import StepLedger, read_only
-from pagedkv.space.stored_blocks import StoredBlock
-from pagedkv.tables.rows import (
+from pagedkv.space.matching import PrefixHit
+from pagedkv.space.rows import (
     AT,
     NUM_ACCEPTED,
     NUM_BLOCKS,
@@ -43,8 +43,12 @@ from pagedkv.tables.rows import (
     STATUS,
     VACANT,
 )
+from pagedkv.space.state import Group, SpaceState, require_status
+from pagedkv.space.statistics import SpaceStatistics, take_statistics
+from pagedkv.space.steps import StepLedger, read_only
+from pagedkv.space.stored_blocks import StoredBlock
 
-__all__ = ["SpaceView"]
+__all__ = ["ObservedSpace", "SpaceView"]
 
 
 class SpaceView:
@@ -168,7 +172,7 @@ class SpaceView:
 
         Cost: O(rows + tokens), about 2 ns a token.
         """
-        return kernel_inputs.slot_mapping(self._state, self._ledger, plan, self._group(group))
+        return planning.slot_mapping(self._state, self._ledger, plan, self._group(group))
 
     def page_lists(self, rows: Rows, group: int = 0) -> PageLists:
         """List the pages that hold tokens of running rows, as FlashInfer takes them. Changes nothing.
@@ -183,7 +187,7 @@ class SpaceView:
         """
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
-        return kernel_inputs.page_lists(self._state, batch, self._group(group))
+        return planning.page_lists(self._state, batch, self._group(group))
 
     @property
     def now_s(self) -> float:
@@ -322,3 +326,27 @@ class SpaceView:
     def check(self) -> None:
         """Prove every invariant, or raise AssertionError. O(blocks + table entries)."""
         check_space(self._state, self._ledger)
+
+
+class ObservedSpace(SpaceView):
+    """The read access to a space, also allowed in the middle of its operations."""
+
+    def __init__(self, space: SpaceView) -> None:
+        """View the same space."""
+        self._own_state, self._ledger = space._own_state, space._ledger  # noqa: SLF001
+        self._receipts, self._explanations = space._receipts, space._explanations  # noqa: SLF001
+
+    @property
+    def _state(self) -> SpaceState:
+        return self._own_state
+
+    def misses(self, hit: PrefixHit) -> tuple[Miss, ...]:
+        """Return why the tokens of a prompt do not hit, in runs of equal cause. O(tokens).
+
+        Only the latest continuation of the hit is compared (:meth:`BlockSpace.explanation
+        <pagedkv.BlockSpace.explanation>`).
+
+        Args:
+            hit: what the prompt hits now.
+        """
+        return explain_misses(self._state, hit)

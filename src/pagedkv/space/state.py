@@ -2,57 +2,107 @@
 
 Owns construction and the few look-ups that every operation needs. Groups of equal block size share a *lane*, with one
 digest chain for each row, computed once for all of them.
+
+Whether there are enough free blocks for an operation. Nothing here changes anything.
+
+The needs of an operation are given by tenant and pool (:data:`Needs`). A space without tenants has a :class:`Room`, in
+which all blocks are for :data:`~pagedkv.blocks.record.NO_TENANT`. A space with tenants has a room of its own in
+its place, which counts each one's share (:mod:`pagedkv.space.tenants`).
+
+Checks of batches of rows: every row exists and has the right status, or an error names the row and its status.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.digests import ExtraKeyTable
+from pagedkv.blocks.eviction.registry import policy_named
+from pagedkv.blocks.free_queue import free_leased
+from pagedkv.blocks.loops import Loops
+from pagedkv.blocks.record import (
+    FREE,
+    NO_TENANT,
     NUM_DEFERRED_LISTS,
+    NUM_FREE,
     OPEN_STEP,
+    QUEUE,
     SETTLED_STEP,
     PoolFeatures,
+    open_next,
+    renumber,
 )
-from pagedkv.blocks.eviction.registry import policy_named
-from pagedkv.blocks.extra_keys import ExtraKeyTable
-from pagedkv.blocks.free_queue import free_leased
-from pagedkv.blocks.step_numbers import open_next, renumber
-from pagedkv.contract.answers import Load, Ticket
-from pagedkv.contract.arguments import LARGEST_SIZE
+from pagedkv.contract.answers import Load, Shortage, TenantShare, Ticket
+from pagedkv.contract.arguments import LARGEST_SIZE, as_count, as_counts
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
+from pagedkv.contract.plan import StepPlan
+from pagedkv.contract.receipt import Receipt
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import GroupSpec, StepId, keeps_state, most_checkpoints, num_draft_states
-from pagedkv.errors import TooManySequencesError
+from pagedkv.errors import (
+    ConfigurationError,
+    FreedSequenceError,
+    LostSequenceError,
+    SequenceError,
+    StepError,
+    SwappedOutError,
+    TokenError,
+    TooManySequencesError,
+    UnknownSequenceError,
+)
 from pagedkv.plan_buffer import PlanLayout
 from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.loops import SpaceLoops
 from pagedkv.space.observer import Observers
-from pagedkv.space.shortage import Room
-from pagedkv.tables.row_record import lower_steps, new_rows
-from pagedkv.tables.rows import (
+from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
     FULL,
     KIND,
+    LOST,
+    LOST_ON_HOST,
     NUM_PLANNED,
+    NUM_TOKENS,
     PLANNED,
     RUNNING,
     SHEDS,
     SPAN,
+    STATUS,
+    SWAPPED,
     VACANT,
     GroupArrays,
     GroupView,
+    clear_rows,
+    first_needed_token,
+    first_unfilled,
+    first_unfit_row,
+    lower_steps,
     new_draft_arrays,
     new_group_arrays,
+    new_rows,
 )
-from pagedkv.tables.rules import first_needed_token
 
-__all__ = ["DraftTable", "Group", "SpaceState"]
-
+__all__ = [
+    "Arrival",
+    "DraftTable",
+    "Group",
+    "Needs",
+    "Places",
+    "Room",
+    "SpaceState",
+    "as_num_outputs",
+    "as_num_reached",
+    "as_numbers",
+    "as_step_id",
+    "has_unknown",
+    "require_known",
+    "require_known_prefix",
+    "require_status",
+]
 NO_LANE: Final = -1
 STEPS_BEFORE_RENUMBERING: Final = 2**30
 MOST_FORMER_EPOCHS: Final = 4  # for explanations
@@ -141,7 +191,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class DraftTable:
-    """The second table of a group: the blocks of its draft states (:mod:`pagedkv.tables.drafting`).
+    """The second table of a group: the blocks of its draft states (:mod:`pagedkv.space.drafting`).
 
     Args:
         index: its number in plans, behind those of the groups.
@@ -173,14 +223,14 @@ class SpaceState:
             later prompts can hit. state_groups: those that keep states for prefixes to hit.
         draft_tables: the second tables of groups that keep draft states; tables: those of the groups, then these.
             num_draft_states: most open tokens of a row, if a group is a recurrent state.
-        rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
+        rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.space.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, from the end: the row vacated last is warm in the processor's caches.
         serials: int32 ``[max_sequences]``, grows with every sequence that gets a row, so that old plans are recognized.
         relies_on: int32 ``[max_sequences]``, last step in which another row computes content that this row shares; if
             that step is aborted, this row is lost.
         num_known: int32 ``[max_sequences]``, known tokens of rows that have, or had, unknown ones; 0 for all others
-            (:mod:`pagedkv.tables.filling`). is_overlapped: whether any row ever had unknown tokens.
+            (:mod:`pagedkv.space.filling`). is_overlapped: whether any row ever had unknown tokens.
         lane_columns: int32 ``[lanes, 2]``, first column and block size of the first group of each lane.
         held: the blocks, int32 ``[n]``, of every ticket that is not released; num_tickets: tickets ever given out.
         loads: the loads that are under way; num_loads: loads ever begun.
@@ -196,7 +246,7 @@ class SpaceState:
         version: grows with every operation that changes the space; an answer of an earlier version is out of date.
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
-        room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.space.shortage`).
+        room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.space.state`).
         observers: the observers of the space, by moment, in the order in which they are called.
         features: the optional parts of the operations, likewise (:mod:`pagedkv.space.features`).
             most_blocks_beside: the most blocks that a growing row takes for them.
@@ -248,7 +298,7 @@ class SpaceState:
         self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
         self.lanes = self._lanes()
         first = self.groups[0]
-        self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
+        self.loops = Loops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
         self.is_recurrent = any(keeps_state(group.spec) for group in self.groups)
         self.serials, self.relies_on, self.num_known = np.zeros((3, config.max_sequences), np.int32)
@@ -404,7 +454,7 @@ class SpaceState:
 
     def _clear_rows(self, batch: Int32Array, status: int) -> None:
         """Make rows those of new, empty sequences, or vacant."""
-        self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
+        self.loops[clear_rows](self.rows, self.serials, self.relies_on, self.num_known, batch, status)
         if self.limits_publishing:
             self.publish_limits[batch] = LARGEST_SIZE
         for feature in self.features:
@@ -438,3 +488,240 @@ class SpaceState:
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:
     """Return whether a group keeps states for prefixes to hit."""
     return config.prefix_caching and keeps_state(spec)
+
+
+Needs: TypeAlias = Mapping[int, Mapping[str, int]]
+"""Free blocks that an operation takes, by the number of a tenant and the name of a device pool."""
+Places: TypeAlias = Int32Array | slice
+"""Places in a batch of rows."""
+
+
+class Arrival(NamedTuple):
+    """What swapping a batch in takes, by tenant and pool.
+
+    Args:
+        num_taken: free blocks; num_distinct: blocks that would be taken if the pools held nothing.
+        twins: cached blocks that are shared instead of copied: int32 ``[any]``; none where it makes no difference.
+    """
+
+    num_taken: dict[int, dict[str, int]]
+    num_distinct: dict[int, dict[str, int]]
+    twins: dict[int, dict[str, Int32Array]]
+
+
+class Room:
+    """The free blocks of a space, and for which tenants they are: here for none in particular.
+
+    Attributes:
+        names: names of the tenants by number, first None, for sequences without a tenant; empty without tenants.
+    """
+
+    names: Sequence[str | None] = ()
+
+    def __init__(self, state: "SpaceState") -> None:
+        """Use the state of a space. O(1)."""
+        self._state = state
+
+    # Tenants
+
+    @property
+    def config(self) -> SpaceConfig:
+        """The space's configuration, with the tenants that there are now."""
+        return self._state.config
+
+    def number_of(self, tenant: object) -> int:
+        """Return the number of a tenant by its name; None stands for no tenant. Raises ConfigurationError."""
+        if tenant is None:
+            return NO_TENANT
+        raise ConfigurationError(f"there is no tenant {tenant!r}: set tenants in the configuration")
+
+    def tenant_of(self, row: int) -> int:
+        """Return the tenant of a row."""
+        del row
+        return NO_TENANT
+
+    def by_tenant(self, batch: Int32Array) -> list[tuple[int, Places]]:
+        """Return each tenant that has rows in a batch, in order, and the places of its rows."""
+        del batch
+        return [(NO_TENANT, slice(None))]
+
+    def by_arrival(
+        self, batch: Int32Array, num_taken: dict[str, int], num_distinct: dict[str, int], places: dict[str, Int32Array]
+    ) -> Arrival:
+        """Divide what a batch takes when it is swapped in, by tenant.
+
+        Args:
+            batch: the rows.
+            num_taken, num_distinct: what all of it takes, by pool.
+            places: the destination of each block of the host pools (:func:`~pagedkv.space.swapping.survey`).
+        """
+        del batch, places
+        return Arrival({NO_TENANT: num_taken}, {NO_TENANT: num_distinct}, {})
+
+    # Questions about needs
+
+    def is_ample(self, batch: Int32Array, count: int) -> bool:
+        """Return whether every pool has so many free blocks for each row of a batch: a quick bound. O(pools)."""
+        return all(len(batch) * count <= counts[NUM_FREE] for counts in self._state.pool_counts)
+
+    def find_shortage(self, needs: Needs) -> Shortage | None:
+        """Return the shortage of the first pool with too few free blocks, or too few for a tenant, if any."""
+        for name, count in needs[NO_TENANT].items():
+            num_free = self._state.pools[name].num_free
+            if count > num_free:
+                return Shortage(name, int(count), num_free)
+        return None
+
+    def fits_now(self, needs: Needs) -> bool:
+        """Return whether the pools have enough blocks beside the watermark."""
+        return all(count <= self.spare(self._state.pools[name], NO_TENANT) for name, count in needs[NO_TENANT].items())
+
+    def fits_empty_pools(self, needs: Needs) -> bool:
+        """Return whether empty pools would have enough blocks, within the caps and beside the floors of others."""
+        return all(self._fits(needs, pool, np.zeros(0, np.int32)) for pool in self._state.pools.values())
+
+    def fits_beside(self, needs: Needs, shared: Mapping[str, Int32Array]) -> bool:
+        """Return whether pools that hold nothing but the shared blocks in use would have enough blocks.
+
+        An operation need not take blocks that it shares, so it can succeed where an empty pool would be too small. If
+        the needs fit now, they fit here too.
+
+        Args:
+            needs: what is to be taken, including those of the shared blocks that are free.
+            shared: the blocks that are shared, by pool: int32 ``[any]``, in any order, repeats allowed.
+        """
+        for name, pool in self._state.pools.items():
+            in_use = np.unique(shared[name][pool.arrays.records[shared[name], QUEUE] != FREE])
+            if not self._fits(needs, pool, in_use):
+                return False
+        return True
+
+    def _fits(self, needs: Needs, pool: BlockPool, in_use: Int32Array) -> bool:
+        """Return whether a pool would have enough blocks if only these were in use: int32 ``[any]``."""
+        return needs[NO_TENANT][pool.name] <= pool.num_usable - len(in_use)
+
+    def spare(self, pool: BlockPool, tenant: int) -> int:
+        """Count the blocks that an admission may take for a tenant, beside what the watermark keeps free."""
+        del tenant
+        return pool.num_free - self.num_kept(pool)
+
+    def num_kept(self, pool: BlockPool) -> int:
+        """Count the blocks that admissions leave free: the watermark, or 0 for a pool with no block in use."""
+        if pool.num_free == pool.num_usable:
+            return 0
+        return int(self._state.config.watermark * pool.num_usable)
+
+    # Shares
+
+    def shares(self) -> tuple[TenantShare, ...]:
+        """List what each tenant has of each device pool, pool by pool; empty without tenants."""
+        return ()
+
+    def shares_of(self, tenant: int) -> tuple[TenantShare, ...]:
+        """List what a tenant has of each device pool; empty without tenants."""
+        del tenant
+        return ()
+
+    def counts_of(self, pool: BlockPool) -> Int32Array:
+        """Count what each tenant has of a pool: int32 ``[tenants, 2]``, blocks in use or deferred, and cached ones."""
+        del pool
+        return np.zeros((1, 2), np.int32)
+
+    def most_blocks(self, tenant: int) -> dict[str, int]:
+        """Count, by pool, the blocks that a tenant can have at most: its cap, or what others' floors leave."""
+        del tenant
+        return {name: pool.num_usable for name, pool in self._state.pools.items()}
+
+
+def as_step_id(step_id: int) -> StepId:
+    """Check a step's number. Raises StepError."""
+    if isinstance(step_id, StepPlan):
+        raise StepError("got a plan instead of its number: give plan.step_id")
+    return StepId(as_count(step_id, "step_id", most=2**63 - 1, error=StepError))
+
+
+def as_numbers(batch: Int32Array, counts: npt.ArrayLike | None, num_tokens: int) -> Int32Array:
+    """Check how many of ``num_tokens`` tokens each row gets; None means one each. Raises TokenError."""
+    given = np.ones(len(batch), np.int64) if counts is None else as_counts(counts, len(batch), "counts")
+    if given.min(initial=0) < 0 or given.max(initial=0) > num_tokens or given.sum() != num_tokens:
+        raise TokenError(f"the counts {given.tolist()[:8]} do not add up to the {num_tokens} token ids that were given")
+    return given.astype(np.int32)
+
+
+def as_num_reached(state: SpaceState, continues: Receipt) -> int:
+    """Return how many leading tokens an earlier life of the request had. Raises ConfigurationError."""
+    if not state.config.receipts:
+        raise ConfigurationError("no receipts are kept, so none continues: set receipts=True in the configuration")
+    if not isinstance(continues, Receipt):
+        raise ConfigurationError(f"continues must be a receipt, as free returns them, got {continues!r}")
+    return continues.num_reached
+
+
+def as_num_outputs(num_generated: npt.ArrayLike, batch: Int32Array) -> Int32Array:
+    """Check how many tokens rows have generated. Raises TokenError."""
+    outputs = as_counts(num_generated, len(batch), "num_generated")
+    if outputs.min(initial=0) < 0:
+        raise TokenError(f"row {batch[outputs.argmin()]} cannot have generated {outputs.min()} tokens")
+    return np.minimum(outputs, LARGEST_SIZE).astype(np.int32)
+
+
+def require_status(state: SpaceState, batch: Int32Array, status: int) -> int:
+    """Check that every row of a batch has that status and is there once; return the batch's mark.
+
+    Raises:
+        SequenceError: the subclass that fits the first row at fault.
+    """
+    mark = state.next_mark()
+    place = state.loops[first_unfit_row](state.rows, batch, status, mark)
+    if place >= 0:
+        _refuse(state, batch, place, status)
+    return mark
+
+
+def has_unknown(state: SpaceState, batch: Int32Array) -> bool:
+    """Whether a row has unknown tokens."""
+    return state.is_overlapped and bool(state.loops[first_unfilled](state.rows, state.num_known, batch) >= 0)
+
+
+def require_known(state: SpaceState, batch: Int32Array, what: str) -> None:
+    """Raise SequenceError if a row has unknown tokens. Changes nothing."""
+    if not state.is_overlapped:
+        return
+    place = state.loops[first_unfilled](state.rows, state.num_known, batch)
+    if place >= 0:
+        row = int(batch[place])
+        known, num_tokens = int(state.num_known[row]), int(state.rows[row, NUM_TOKENS])
+        raise SequenceError(
+            f"row {row} cannot be {what}: {num_tokens - known} of its {num_tokens} tokens are unknown; fill them in, "
+            f"or roll it back to {known} tokens"
+        )
+
+
+def require_known_prefix(state: SpaceState, row: int, length: int) -> None:
+    """Raise SequenceError if a row has fewer tokens, or fewer known ones, than the fork is to have. Changes nothing."""
+    num_tokens = int(state.rows[row, NUM_TOKENS])
+    if length > num_tokens:
+        raise SequenceError(f"row {row} cannot be forked at {length} tokens: it has {num_tokens}")
+    if length > state.num_known[row]:
+        require_known(state, np.array([row], np.int32), "forked")
+
+
+def _refuse(state: SpaceState, batch: Int32Array, place: int, wanted: int) -> NoReturn:
+    row = int(batch[place])
+    if not 0 <= row < len(state.rows):
+        raise UnknownSequenceError(f"row {row} does not exist: the space has rows 0 to {len(state.rows) - 1}")
+    if row in batch[:place]:
+        raise SequenceError(f"row {row} appears twice in one batch")
+    status = int(state.rows[row, STATUS])
+    if status == VACANT:
+        raise FreedSequenceError(f"row {row} serves no sequence: it was freed, or never allocated")
+    if status == SWAPPED:
+        raise SwappedOutError(f"row {row} is swapped out: swap it in first")
+    if status in {LOST, LOST_ON_HOST}:
+        raise LostSequenceError(
+            f"row {row} lost its content, in an aborted step or with memory given back: free it and allocate its "
+            "tokens again"
+        )
+    assert status == RUNNING
+    assert wanted == SWAPPED
+    raise SequenceError(f"row {row} is not swapped out")

@@ -1,27 +1,67 @@
 """Recurrent states at the ends of prompts: where they are to be kept, and naming those that a plan computes.
 
-:mod:`pagedkv.tables.checkpoints` draws a kept state; :mod:`pagedkv.space.matching` finds one for a
-prompt, and :mod:`pagedkv.space.continuing` lets a row continue from it.
+:mod:`pagedkv.space.states` draws a kept state; :mod:`pagedkv.space.matching` finds one for a
+prompt, and :mod:`pagedkv.space.partial_hits` lets a row continue from it.
+
+The third pass: longer hits, which end inside a state's interval, where a state was kept.
+
+They end at boundaries of all other groups.
+
+States at the ends of prompts, across groups: where they are to be kept, and which are kept.
+
+:mod:`pagedkv.space.states` draws such a state. This module records the lengths of the tails that are kept
+behind each parent, so that a prompt tries only those. A record is a hint: it holds only while the block's life is the
+recorded one, and a hit is granted only for equal digest and tokens.
+
+Kept states at the ends of prompts: named inside an interval, found again, and continued from.
+
+A recurrent group's block stands for an interval of tokens. While it is partly filled, it is the state that a sequence
+advances in place, so it has no name. But the state after the last whole interval of a prompt is worth keeping. Such a
+block is named by the *tail* of tokens that it covers. From then on it is not written any more: a row that continues
+from it copies it first (:mod:`~pagedkv.space.growing`)::
+
+    tokens     0 ........ 544 ....... 1088 ... 1248 1249
+    blocks     [ interval ][ interval ][  tail  ]
+                                               ^ named by its parent's digest, 160, and the 160 tokens
 """
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import EXTRA, LIFE, NAME, NULL_BLOCK
-from pagedkv.blocks.digests import digest_block
-from pagedkv.blocks.keep_reasons import AT_END, add_reasons_of
-from pagedkv.contract.arrays import Int32Array
-from pagedkv.space.checkpoints import Checkpoints, TailNote, keys_of_tail
+from pagedkv.blocks.digests import ExtraKeyArrays, digest_block, set_digest, set_extra, set_parent
+from pagedkv.blocks.life_cycle import drop_name, release
+from pagedkv.blocks.moments import note_copy
+from pagedkv.blocks.prefix_index import find, name_block
+from pagedkv.blocks.record import (
+    AT_END,
+    EXTRA,
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    OPEN_STEP,
+    PENDING_STEP,
+    PoolArrays,
+    add_reasons_of,
+    hold_until,
+    note_content,
+)
+from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.keys import RequestKeys
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import keeps_state
 from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.hits import PrefixHit
-from pagedkv.space.matching.intervals import longest_inside_intervals
-from pagedkv.space.matching.known import Ending, Known
-from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.steps import InFlightStep
-from pagedkv.tables.checkpoints import drop_tail_names, name_tail
-from pagedkv.tables.rows import (
+from pagedkv.space.matching import Ending, Known, Lookup, PrefixHit, Tail, ending_at, holds_tokens
+from pagedkv.space.rows import (
     AT,
+    BLOCK_SIZE,
     FROZEN,
+    LAST_STEP,
+    NAME_IN_POOL,
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
@@ -29,9 +69,27 @@ from pagedkv.tables.rows import (
     RUNNING,
     SHEDS,
     STATUS,
+    TAIL,
+    TAIL_LIFE,
+    GroupArrays,
 )
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import InFlightStep
 
-__all__ = ["CheckpointFeature"]
+__all__ = [
+    "CheckpointFeature",
+    "Checkpoints",
+    "TailNote",
+    "drop_tail_names",
+    "ends_of_states",
+    "find_tail",
+    "keys_of_tail",
+    "longest_inside_intervals",
+    "name_tail",
+    "resume",
+    "state_at",
+    "surrender",
+]
 
 
 class CheckpointFeature(SpaceFeature):
@@ -147,3 +205,216 @@ def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length
         return int(group.pool.arrays.records[group.arrays.table[row, index], EXTRA])
     encoding = keys_of_tail(state.media_keys[row], state.identity_epoch, start, start + length)
     return state.extra_keys.intern_all([encoding])[0]
+
+
+class TailNote(NamedTuple):
+    """The record of a named tail.
+
+    Args:
+        group: index of the group; parent: digest of the whole intervals before it, as bytes of its words.
+        length: its tokens.
+        life: life of the block when it was named.
+    """
+
+    group: int
+    parent: bytes
+    length: int
+    life: int
+
+
+class Checkpoints:
+    """The states that are kept inside intervals, and the positions up to which running prompts need one.
+
+    Attributes:
+        alignment: hits end at multiples of this in all groups but states.
+        wanted: int32 ``[max_sequences]``, up to where the last state of each row's prompt is to be kept; 0: nowhere.
+    """
+
+    def __init__(self, config: SpaceConfig) -> None:
+        """Start without any record."""
+        sizes = [group.block_size for group in config.groups if group.prefix_caching and not keeps_state(group)]
+        self.alignment = math.lcm(*sizes)
+        self.wanted = np.zeros(config.max_sequences, np.int32)
+        self._notes: dict[tuple[str, int], TailNote] = {}
+        self._blocks: dict[tuple[int, bytes], dict[int, set[int]]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything was ever kept."""
+        return bool(self._notes)
+
+    def note(self, pool: str, block: int, note: TailNote) -> None:
+        """Record a block that was named. O(1)."""
+        self._forget(pool, block)
+        self._notes[pool, block] = note
+        self._blocks.setdefault((note.group, note.parent), {}).setdefault(note.length, set()).add(block)
+
+    def _forget(self, pool: str, block: int) -> None:
+        note = self._notes.pop((pool, block), None)
+        if note is None:
+            return
+        lengths = self._blocks[note.group, note.parent]
+        lengths[note.length].remove(block)
+        if not lengths[note.length]:
+            del lengths[note.length]
+        if not lengths:
+            del self._blocks[note.group, note.parent]
+
+    def note_of(self, pool: str, arrays: PoolArrays, block: int) -> TailNote | None:
+        """Return the tail that a block is named for, or None."""
+        note = self._notes.get((pool, block))
+        is_alive = note is not None and arrays.records[block, NAME] and arrays.records[block, LIFE] == note.life
+        return note if is_alive else None
+
+    def lengths(self, group: int, parent: Uint32Array) -> Iterator[int]:
+        """Lengths of the tails that were kept behind a parent; the tails may be gone."""
+        return iter(self._blocks.get((group, parent.tobytes()), ()))
+
+    def noted_blocks(self, pool: str) -> Iterator[int]:
+        """Blocks of a pool that have a record."""
+        return (block for name, block in self._notes if name == pool)
+
+
+def longest_inside_intervals(known: Known, whole: Ending, checkpoints: Checkpoints) -> Ending:
+    """Find the longest hit that ends with states kept inside intervals; the given one if none is longer."""
+    ends = {
+        end
+        for group in known.state.state_groups
+        for end in ends_of_states(known.lookups[group.index], whole.num_tokens, known.limit, checkpoints)
+    }
+    for end in sorted(ends, reverse=True):
+        tails = [
+            state_at(known, known.lookups[group.index], end)
+            for group in known.state.state_groups
+            if end % group.block_size
+        ]
+        longer = ending_at(known, end, tails)
+        if longer is not None:
+            return longer
+    return whole
+
+
+def ends_of_states(lookup: Lookup, length: int, most: int, checkpoints: Checkpoints) -> Iterator[int]:
+    """Yield the ends, above ``length`` and up to ``most``, of states of a group that were kept inside intervals."""
+    group = lookup.group
+    num_known = min(lookup.num_known, most // group.block_size)
+    for index in range(length // group.block_size, num_known + 1):
+        for num_tokens in checkpoints.lengths(group.index, lookup.parent_of(index)):
+            end = index * group.block_size + num_tokens
+            if length < end <= most and end % checkpoints.alignment == 0:
+                yield end
+
+
+def state_at(known: Known, lookup: Lookup, end: int) -> Tail | None:
+    """Find a group's state behind the prompt's first ``end`` tokens, which end inside an interval."""
+    state, prompt, (group, _) = known.state, known.prompt, lookup
+    index = end // group.block_size
+    start = index * group.block_size
+    extra = _extra_of_prompt_tail(known, start, end)
+    if lookup.num_known < index or extra is None:
+        return None
+    parent, keys = lookup.parent_of(index), state.extra_keys.arrays
+    block = find_tail(group.pool.arrays, group.arrays, parent, prompt.tokens[start:end], keys, extra)
+    return Tail(group.index, int(block), index, parent.copy(), end - start) if block != NULL_BLOCK else None
+
+
+def _extra_of_prompt_tail(known: Known, start: int, end: int) -> int | None:
+    """Id of the extra keys of the prompt's positions ``[start, end)``; None if no block carries them."""
+    prompt, epoch = known.prompt, known.state.identity_epoch
+    if not prompt.has_extra_keys(epoch):
+        return 0
+    return known.state.extra_keys.id_of(keys_of_tail(prompt.keys, epoch, start, end))
+
+
+def keys_of_tail(keys: RequestKeys, weights_epoch: str, start: int, stop: int) -> bytes:
+    """Encode the extra keys of the positions ``[start, stop)`` of a request, in the form that blocks have them."""
+    whole = keys.first_block_key(weights_epoch) if start == 0 else b""
+    return whole + keys.media_key(start, stop) if keys.media else whole
+
+
+@compiled
+def find_tail(
+    pool: PoolArrays,
+    group: GroupArrays,
+    parent: Uint32Array,
+    tokens: Int32Array,
+    extra_keys: ExtraKeyArrays,
+    extra: int,
+) -> int:
+    """Find the kept state after less than an interval of tokens that follow ``parent``; else the null block."""
+    digest_block(parent, tokens, extra_keys, extra, extra_keys.digest)
+    block = find(pool, group.parameters[NAME_IN_POOL], extra_keys.digest)
+    if block == NULL_BLOCK or pool.records[block, EXTRA] != extra:
+        return NULL_BLOCK
+    if pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+        return NULL_BLOCK
+    return block if holds_tokens(pool, block, tokens, 0, len(tokens)) else NULL_BLOCK
+
+
+@compiled
+def name_tail(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    parent: Uint32Array,
+    extra_keys: ExtraKeyArrays,
+    extra: int,
+) -> int:
+    """Name the block that a row has partly filled, with the extra keys of its tail; return it.
+
+    The null block if the row's is named already, or another one has its name.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    num_tokens = rows[row, NUM_TOKENS]
+    block = group.table[row, num_tokens // block_size]
+    if pool.records[block, NAME]:
+        return NULL_BLOCK
+    name = group.parameters[NAME_IN_POOL]
+    tail = pool.tokens[block, : num_tokens % block_size]
+    digest_block(parent, tail, extra_keys, extra, extra_keys.digest)
+    if find(pool, name, extra_keys.digest) != NULL_BLOCK:
+        return NULL_BLOCK
+    set_digest(pool, block, extra_keys.digest)
+    set_parent(pool, block, parent)
+    set_extra(pool.records, block, extra)
+    record = rows[row]
+    at = group.parameters[AT]
+    name_block(pool, name, block, record[at + TAIL], record[at + TAIL_LIFE])
+    return int(block)
+
+
+@compiled
+def drop_tail_names(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
+    """Remove the names of rows' partly filled blocks, so that the rows continue in place."""
+    block_size = group.parameters[BLOCK_SIZE]
+    for row in batch:
+        num_tokens = rows[row, NUM_TOKENS]
+        if num_tokens % block_size == 0:
+            continue
+        block = group.table[row, num_tokens // block_size]
+        if pool.records[block, NAME]:
+            drop_name(pool, block)
+
+
+@compiled
+def surrender(pool: PoolArrays, block: int) -> None:
+    """Make a checkpoint without other references the next block to be allocated, with its content."""
+    drop_name(pool, block)
+    release(pool, block, 0)
+
+
+@compiled
+def resume(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, source: int) -> bool:
+    """Let a new row continue from a checkpoint; return whether its own block is to become a copy of ``source``.
+
+    The row has a reference to the checkpoint, which is released, unless the row's own block is the checkpoint.
+    """
+    own = group.table[row, index]
+    note_content(pool.records, own)
+    if own == source:
+        return False
+    note_copy(pool, source, pool, own)
+    hold_until(pool.records, own, pool.counts[OPEN_STEP])
+    hold_until(pool.records, source, pool.counts[OPEN_STEP])
+    release(pool, source, rows[row, LAST_STEP])
+    return True

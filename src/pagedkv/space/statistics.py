@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.record import (
     NUM_ACQUIRED,
     NUM_CACHED,
     NUM_DEFERRED,
@@ -15,9 +15,9 @@ from pagedkv.blocks.blocks import (
 )
 from pagedkv.contract.answers import TenantShare
 from pagedkv.contract.receipt import Receipt
-from pagedkv.space.holding import num_held
+from pagedkv.space.loading import num_held
+from pagedkv.space.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
 from pagedkv.space.state import SpaceState
-from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
 
 __all__ = ["PoolStatistics", "SpaceStatistics", "take_statistics"]
 

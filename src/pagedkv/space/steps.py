@@ -84,7 +84,7 @@ class StepLedger:
 
     Attributes:
         in_flight: planned steps that are neither acknowledged nor aborted.
-        duplicates: duplicates found since the last plan, by group (:mod:`pagedkv.tables.merging`).
+        duplicates: duplicates found since the last plan, by group (:mod:`pagedkv.space.publishing`).
         over: acknowledged steps with sampled tokens that are not filled in yet; oldest first.
         shares_pending: whether rows share blocks that the open step still has to compute.
         samplers: what the last plan found out about unknown tokens, for a ``fill`` right after it.

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
-from pagedkv.blocks.contents import without_root
-from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens, words_of_digests
+from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens, without_root, words_of_digests
+from pagedkv.blocks.record import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.events import STORED, BlockContents, CacheEvents, StoredBlocks
 from pagedkv.errors import BlockError

@@ -1,10 +1,17 @@
 """Tenants of a space: which tenant is charged for what an operation takes, and what each tenant has.
 
 Rows and loads belong to a tenant; forks to their parent's. The pools charge blocks
-(:mod:`pagedkv.blocks.tenant_charges`, :mod:`pagedkv.blocks.tenant_victims`). The :class:`TenantRoom` of the
+(:mod:`pagedkv.blocks.tenant_charges`, :mod:`pagedkv.blocks.victims`). The :class:`TenantRoom` of the
 space counts whether there are enough for a tenant. If an operation takes blocks for several tenants, each must find
 enough beside the others. Their order makes no difference, since the blocks that a floor reserves are free for its
 tenant alone.
+
+Tenants that come, go and get other limits while the space is in use.
+
+A tenant's number is its place in the accounts of the pools and in the rows. The number of a removed tenant is given to
+the next new one. What a removed tenant is charged for is charged to the unnamed tenant, so nothing is evicted and hits
+stay as they are. Content that is to go with its tenant can be dropped first (:meth:`BlockSpace.forget
+<pagedkv.BlockSpace.forget>`).
 """
 
 from bisect import insort
@@ -14,23 +21,28 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks import tenant_charges, tenant_victims
+from pagedkv.blocks import tenant_charges, victims
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import CHARGED, FREE, NO_TENANT, QUEUE
-from pagedkv.blocks.tenant_charges import CAP, FLOOR, NUM_RESTING, NUM_TAKEN
+from pagedkv.blocks.record import CHARGED, FREE, NO_TENANT, QUEUE
+from pagedkv.blocks.tenant_charges import CAP, FLOOR, NUM_RESTING, NUM_TAKEN, add_account, move_charges, set_limits
 from pagedkv.contract.answers import Shortage, TenantShare
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.errors import ConfigurationError
 from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.shortage import Arrival, Needs, Places, Room
-from pagedkv.space.state import SpaceState
-from pagedkv.tables.row_record import set_tenant
-from pagedkv.tables.rows import NUM_TOKENS, STATUS, TENANT, VACANT, blocks_for
-from pagedkv.tables.swapping import NEW_PLACE
+from pagedkv.space.rows import NUM_TOKENS, STATUS, TENANT, VACANT, blocks_for, set_tenant_of
+from pagedkv.space.state import Arrival, Needs, Places, Room, SpaceState
+from pagedkv.space.swapping import NEW_PLACE
 
-__all__ = ["VACANT_NUMBER", "TenantFeature", "TenantRoom"]
-
+__all__ = [
+    "VACANT_NUMBER",
+    "TenantFeature",
+    "TenantRoom",
+    "remove_tenant",
+    "require_limits",
+    "require_removable",
+    "set_tenant",
+]
 VACANT_NUMBER: Final = ""
 """Stands for the name of a tenant that was removed, until another one gets its number."""
 
@@ -290,11 +302,11 @@ class TenantFeature(SpaceFeature):
 
     def row_taken(self, batch: Int32Array, tenant: int) -> None:
         """Record the row's tenant."""
-        set_tenant(self._state.rows, batch, tenant)
+        set_tenant_of(self._state.rows, batch, tenant)
 
     def forked(self, parent: int, children: Int32Array) -> None:
         """Give forks the tenant of their parent."""
-        set_tenant(self._state.rows, children, self._state.rows[parent, TENANT])
+        set_tenant_of(self._state.rows, children, self._state.rows[parent, TENANT])
 
     def taking(self, tenant: int) -> None:
         """Charge blocks that are taken from the device pools from now on to this tenant."""
@@ -309,7 +321,7 @@ class TenantFeature(SpaceFeature):
         """Evict cached blocks of a tenant that has taken hits, down to its caps."""
         self.taking(tenant)
         for pool in self._state.pools.values():
-            tenant_victims.keep_cap(pool.arrays, tenant, 0)
+            victims.keep_cap(pool.arrays, tenant, 0)
 
     def check(self) -> None:
         """Rows belong to tenants that there are, the others are charged for nothing, and pools have the limits."""
@@ -324,3 +336,80 @@ class TenantFeature(SpaceFeature):
             limits = [tuple(each) for each in pool.accounts[:, (CAP, FLOOR)].tolist()]
             assert limits == self._room.limits[name], f"{name}: the limits of tenants are not those of the pool"
         assert not tenants[self._state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
+
+
+def require_limits(state: SpaceState, name: object, given: object) -> dict[str, tuple[int, int]]:
+    """Return cap and floor by pool of a tenant that is to get these limits. Changes nothing.
+
+    Raises:
+        ConfigurationError: tenants are not distinguished; no name or no limits; limits that the pools cannot keep;
+            a cap below what the tenant has in use.
+    """
+    room = _room_of(state)
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"a tenant must have a name, got {name!r}")
+    if not isinstance(given, TenantLimits):
+        raise ConfigurationError(f"the limits of tenant {name!r} must be TenantLimits, got {given!r}")
+    limits = room.require(name, given)
+    for pool, (cap, _) in limits.items() if name in room.tenants else ():
+        num_taken = int(state.pools[pool].accounts[room.number_of(name), NUM_TAKEN])
+        if num_taken > cap:
+            raise ConfigurationError(
+                f"tenant {name!r} uses {num_taken} blocks of pool {pool!r}, more than a cap of {cap}: free rows of "
+                "it first"
+            )
+    return limits
+
+
+def require_removable(state: SpaceState, name: object) -> None:
+    """Check that a tenant can be removed. Changes nothing.
+
+    Raises:
+        ConfigurationError: there is no such tenant, or rows of it are running or swapped out.
+    """
+    number = _room_of(state).number_of(name)
+    if number == NO_TENANT:
+        raise ConfigurationError("the unnamed tenant cannot be removed: name a tenant")
+    num_rows = int(((state.rows[:, TENANT] == number) & (state.rows[:, STATUS] != VACANT)).sum())
+    if num_rows:
+        raise ConfigurationError(f"tenant {name!r} has {num_rows} sequences: free them before it is removed")
+
+
+def _room_of(state: SpaceState) -> TenantRoom:
+    if not isinstance(state.room, TenantRoom):
+        raise ConfigurationError("tenants are not distinguished: set tenants in the configuration, {} for none yet")
+    return state.room
+
+
+def set_tenant(state: SpaceState, name: str, given: TenantLimits, limits: Mapping[str, tuple[int, int]]) -> None:
+    """Add a tenant, or change its limits. At a lower cap its own cached blocks are evicted."""
+    state.is_changing = True
+    number, is_new = _room_of(state).add(name, given, limits)
+    for pool_name, pool in state.pools.items():
+        cap, floor = limits[pool_name]
+        if is_new:
+            add_account(pool.arrays.tenants, pool.num_blocks, cap, floor)
+        else:
+            _keep_within(state, pool_name, number, cap)
+            set_limits(pool.arrays.tenants, pool.num_blocks, number, cap, floor)
+    state.is_changing = False
+
+
+def _keep_within(state: SpaceState, pool_name: str, number: int, cap: int) -> None:
+    """Evict cached blocks of a tenant until all of its blocks are within a cap."""
+    pool = state.pools[pool_name]
+    set_limits(pool.arrays.tenants, pool.num_blocks, number, cap, 0)
+    pool.charge_to(number)
+    victims.keep_cap(pool.arrays, number, 0)
+
+
+def remove_tenant(state: SpaceState, name: str) -> None:
+    """Remove a tenant without rows; its blocks are charged to the unnamed tenant."""
+    state.is_changing = True
+    room = _room_of(state)
+    number = room.remove(name)
+    for pool_name, pool in state.pools.items():
+        move_charges(pool.arrays, number, NO_TENANT)
+        set_limits(pool.arrays.tenants, pool.num_blocks, number, *room.limits[pool_name][number])
+        pool.charge_to(NO_TENANT)
+    state.is_changing = False

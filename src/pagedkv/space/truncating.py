@@ -1,26 +1,82 @@
-"""Rolling rows back: drafts are rejected, reserved slots freed, the remaining tokens accepted and published."""
+"""Rolling rows back: drafts are rejected, reserved slots freed, the remaining tokens accepted and published.
 
-from typing import NoReturn
+Rolling sequences back: rejected drafts, and reserved slots that were not used.
+
+Whether a row can be rolled back is checked in all groups (:func:`first_unfit_length`) before any group changes. Then
+every group shrinks, and finally the rows' lengths are set.
+"""
+
+from typing import Final, NoReturn
 
 import numpy as np
 
+from pagedkv.blocks.digests import ROOT_WORDS
+from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.blocks.loops import Like, takes
+from pagedkv.blocks.record import (
+    DIGEST_WORDS,
+    NAME,
+    NULL_BLOCK,
+    OPEN_STEP,
+    PENDING_STEP,
+    REF_COUNT,
+    PoolArrays,
+    end_life,
+    set_pending,
+)
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.errors import SharedPrefixError, TruncationError
-from pagedkv.space.publishing import publish
+from pagedkv.space.publishing import publish, rewind_tail
+from pagedkv.space.releasing import release_or_shed
+from pagedkv.space.rows import (
+    AT,
+    BLOCK_SIZE,
+    FIRST_BLOCK,
+    KIND,
+    LAST_STEP,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DIGESTED,
+    NUM_DRAFT_STATES,
+    NUM_PLANNED,
+    NUM_PUBLISHED,
+    NUM_TOKENS,
+    PLANNED,
+    RECURRENT,
+    SPAN,
+    GroupArrays,
+    blocks_for,
+    cut_changes,
+    digest_to,
+    first_needed_token,
+    first_sure_block,
+    freeze,
+    plan_to,
+    publish_to,
+    put_entry,
+    set_accepted_of,
+    set_first_block,
+    set_num_blocks,
+    set_tokens,
+)
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.row_record import freeze, set_accepted_of
-from pagedkv.tables.rows import NUM_ACCEPTED, NUM_TOKENS
-from pagedkv.tables.truncating import (
-    CONTENT_GONE,
-    HIT_UNCOMPUTED,
-    SHARED,
-    STATE_ADVANCED,
-    obstacle,
-    rewind_chains,
-)
 
-__all__ = ["rewind_chains_of", "truncate"]
+__all__ = [
+    "CONTENT_GONE",
+    "HIT_UNCOMPUTED",
+    "SHARED",
+    "STATE_ADVANCED",
+    "accept",
+    "first_unfit_length",
+    "missing_content",
+    "obstacle",
+    "rewind_chains",
+    "rewind_chains_of",
+    "shrink",
+    "truncate",
+]
 
 
 def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: Int64Array) -> None:
@@ -40,7 +96,7 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     if state.is_overlapped or state.draft_tables:
         _accept_later(state, batch, lengths)
     else:
-        state.loops.accept(state.rows, batch, lengths)
+        state.loops[accept](state.rows, batch, lengths)
     if ledger.unfilled:
         ledger.lower_ends(state.rows[:, NUM_TOKENS])
     if any_full:
@@ -49,7 +105,7 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
 
 
 def _require_truncation(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:
-    places = [state.loops.first_unfit_length(*group.view, batch, lengths) for group in state.groups]
+    places = [state.loops[first_unfit_length](*group.view, batch, lengths) for group in state.groups]
     if max(places) < 0:
         return
     place = min(place for place in places if place >= 0)
@@ -78,7 +134,7 @@ def _require_known_lengths(state: SpaceState, batch: Int32Array, lengths: Int64A
 def _accept_later(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:
     """Accept the remaining tokens, in spaces where rows may have unknown tokens or draft states."""
     accepted = state.rows[batch, NUM_ACCEPTED]
-    state.loops.accept(state.rows, batch, lengths)
+    state.loops[accept](state.rows, batch, lengths)
     if state.is_overlapped:
         _stay_overlapped(state, batch, accepted)
     for feature in state.features if state.draft_tables else ():
@@ -116,11 +172,11 @@ def _shrink(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> bool:
     """Free every group's blocks beyond the lengths; return whether a full block waits for its digest."""
     any_full = False
     for group in state.outsiders:
-        state.loops.shrink(*group.view, batch, lengths, state.row_scratch)
+        state.loops[shrink](*group.view, batch, lengths, state.row_scratch)
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         num_rewound = 0
         for group in lane:  # all of them have digested the same blocks
-            num_rewound, fills = state.loops.shrink(*group.view, batch, lengths, state.row_scratch)
+            num_rewound, fills = state.loops[shrink](*group.view, batch, lengths, state.row_scratch)
             any_full |= fills
         if num_rewound:
             rewind_chains_of(state, lane, chains, state.row_scratch[:num_rewound])
@@ -133,3 +189,174 @@ def rewind_chains_of(state: SpaceState, lane: tuple[Group, ...], chains: Uint32A
         num_missing = rewind_chains(*group.view, rewound, chains)
         rewound = rewound[:num_missing]
     freeze(state.rows, rewound)  # the digest that their next blocks would continue is gone
+
+
+SHARED: Final = 1
+CONTENT_GONE: Final = 2
+STATE_ADVANCED: Final = 3
+HIT_UNCOMPUTED: Final = 4
+
+
+@takes(Like.POOL, Like.GROUP, Like.ROWS, Like.IDS, Like.LONGS)
+@compiled
+def first_unfit_length(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, lengths: Int64Array
+) -> int:
+    """Find the first place in a batch with a row that cannot be rolled back to its length, or -1."""
+    for place in range(len(batch)):
+        row = batch[place]
+        length = lengths[place]
+        if length == rows[row, NUM_TOKENS] and length > 0:
+            continue
+        if length < 1 or length > rows[row, NUM_TOKENS] or _obstacle(pool, group, rows, row, length):
+            return place
+    return -1
+
+
+@compiled
+def obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
+    """Return why a row cannot be rolled back to ``length`` tokens, or 0."""
+    return int(_obstacle(pool, group, rows, row, length))
+
+
+@inlined
+def _obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
+    record = rows[row]
+    if length == record[NUM_TOKENS]:
+        return 0
+    block_size = group.parameters[BLOCK_SIZE]
+    for index in range(length // block_size, blocks_for(record[NUM_TOKENS], block_size)):
+        block = group.table[row, index]
+        if block != NULL_BLOCK and pool.records[block, REF_COUNT] > 1:
+            return SHARED
+    planned = record[group.parameters[PLANNED]]
+    if planned < length <= record[NUM_PLANNED]:
+        return HIT_UNCOMPUTED
+    return missing_content(group, rows, row, length)
+
+
+@inlined
+def missing_content(group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
+    """Return why a row cannot go on after its first ``length`` tokens, or 0: needed content is gone, or advanced."""
+    record = rows[row]
+    block_size = group.parameters[BLOCK_SIZE]
+    planned = record[group.parameters[PLANNED]]
+    query = min(length, planned)
+    first_block = record[group.parameters[AT] + FIRST_BLOCK]
+    first_sure = first_sure_block(group, rows, row)
+    if first_block < first_sure:  # the replay began earlier than its first exact block
+        first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], length)
+        return CONTENT_GONE if first_token // block_size < first_sure else 0
+    first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
+    for index in range(first_token // block_size, min(first_block, blocks_for(length, block_size))):
+        if group.table[row, index] == NULL_BLOCK:  # else it is a sink
+            return CONTENT_GONE
+    if group.parameters[KIND] == RECURRENT and length < planned and length % block_size != 0:
+        has_state = group.parameters[NUM_DRAFT_STATES] > 0 and length >= record[NUM_ACCEPTED]
+        return 0 if has_state else STATE_ADVANCED
+    return 0
+
+
+@takes(Like.POOL, Like.GROUP, Like.ROWS, Like.IDS, Like.LONGS, Like.IDS)
+@compiled
+def shrink(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, lengths: Int64Array, rewound: Int32Array
+) -> tuple[int, bool]:
+    """Release the blocks of each row of a batch beyond its length; content beyond it loses digests and names.
+
+    The rows' numbers of tokens stay: :func:`accept` sets them after every group has shrunk.
+
+    Args:
+        rewound: int32 ``[rows]``; receives the rows with another last digested block now.
+
+    Returns how many rows were rewound, and whether a full block waits for its digest.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    num_blocks_column = unsigned(group.parameters[AT] + NUM_BLOCKS)
+    num_digested_column = unsigned(group.parameters[AT] + NUM_DIGESTED)
+    num_published_column = unsigned(group.parameters[AT] + NUM_PUBLISHED)
+    num_rewound = 0
+    any_full = False
+    for place in range(len(batch)):
+        row = unsigned(batch[place])
+        length = lengths[place]
+        if (rows[row, num_blocks_column] - 1) * block_size >= length:
+            give_back(pool, group, rows, row, blocks_for(length, block_size))
+        if length < rows[row, NUM_TOKENS]:
+            if rows[row, num_digested_column] * block_size > length:
+                rewound[num_rewound] = row
+                num_rewound += 1
+            cut_content(pool, group, rows, row, length)
+        if (rows[row, num_published_column] + 1) * block_size <= length:
+            any_full = True
+    return num_rewound, any_full
+
+
+@inlined
+def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, kept: int) -> None:
+    """Release a row's blocks from logical block ``kept`` on, the last one first."""
+    at = group.parameters[AT]
+    record = rows[row]
+    table = group.table[row]
+    for index in range(record[at + NUM_BLOCKS] - 1, kept - 1, -1):
+        if table[index] == NULL_BLOCK:
+            continue
+        release_or_shed(pool, group, table[index], record[LAST_STEP])
+        put_entry(group.table, row, index, NULL_BLOCK)
+    set_num_blocks(rows, row, at, kept)
+    set_first_block(rows, row, at, min(record[at + FIRST_BLOCK], kept))
+    cut_changes(rows, row, at, kept)
+
+
+@inlined
+def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> None:
+    """Discard a row's recorded content from ``length`` on; a named block that will be overwritten loses its name."""
+    at = group.parameters[AT]
+    planned = group.parameters[PLANNED]
+    record = rows[row]
+    num_full = length // group.parameters[BLOCK_SIZE]
+    if length % group.parameters[BLOCK_SIZE] != 0:
+        partial = group.table[row, num_full]
+        if pool.records[partial, NAME]:
+            drop_name(pool, partial)
+        end_life(pool.records, partial)
+        if record[planned] >= length and pool.records[partial, PENDING_STEP] == pool.counts[OPEN_STEP]:
+            set_pending(pool.records, partial, record[LAST_STEP])  # the open step no longer writes it
+    if planned != NUM_PLANNED:
+        plan_to(rows, row, planned, min(record[planned], length))
+    digest_to(rows, row, at, min(record[at + NUM_DIGESTED], num_full))
+    if record[at + NUM_PUBLISHED] > num_full:
+        publish_to(rows, row, at, num_full)
+        rewind_tail(pool, group, rows, row)
+
+
+@takes(Like.ROWS, Like.IDS, Like.LONGS)
+@compiled
+def accept(rows: Int32Array, batch: Int32Array, lengths: Int64Array) -> None:
+    """Set the numbers of tokens of a batch of rows; all of these are accepted."""
+    for place in range(len(batch)):
+        row = unsigned(batch[place])
+        length = lengths[place]
+        set_tokens(rows, row, length, length)
+        plan_to(rows, row, NUM_PLANNED, min(rows[row, NUM_PLANNED], length))
+
+
+@compiled
+def rewind_chains(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, rewound: Int32Array, chains: Uint32Array
+) -> int:
+    """Set the digest chain of rows to that of their last digested block.
+
+    Rows without that block in this group are moved to the front of ``rewound``; returns their number.
+    """
+    num_missing = 0
+    for row in rewound:
+        last = rows[row, group.parameters[AT] + NUM_DIGESTED] - 1
+        block = group.table[row, last] if last >= 0 else NULL_BLOCK
+        if last >= 0 and block == NULL_BLOCK:
+            rewound[num_missing] = row
+            num_missing += 1
+            continue
+        for word in range(DIGEST_WORDS):
+            chains[row, word] = pool.digests[block, word] if last >= 0 else ROOT_WORDS[word]
+    return num_missing

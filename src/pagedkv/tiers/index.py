@@ -19,7 +19,21 @@ import numpy.typing as npt
 
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.digests import set_digest, set_token
+from pagedkv.blocks.eviction.registry import policy_named
+from pagedkv.blocks.life_cycle import (
+    NO_STEP,
+    acquire,
+    acquire_all,
+    claim_all,
+    drop_name,
+    release,
+    release_all,
+    reuse_all,
+)
+from pagedkv.blocks.moments import note_request
+from pagedkv.blocks.prefix_index import bucket_of, find, has_digest, name_block
+from pagedkv.blocks.record import (
     DIGEST_WORDS,
     LIFE,
     NAME,
@@ -30,16 +44,10 @@ from pagedkv.blocks.blocks import (
     NUM_SENTINELS,
     PARENT,
     PARENT_LIFE,
+    WITHDRAWN,
     PoolArrays,
+    lead_to,
 )
-from pagedkv.blocks.causes import WITHDRAWN
-from pagedkv.blocks.contents import set_digest, set_token
-from pagedkv.blocks.eviction.registry import policy_named
-from pagedkv.blocks.holding import NO_STEP, claim_all, release_all
-from pagedkv.blocks.life_cycle import acquire, acquire_all, drop_name, release, reuse_all
-from pagedkv.blocks.links import lead_to
-from pagedkv.blocks.moments import note_request
-from pagedkv.blocks.prefix_index import bucket_of, find, has_digest, name_block
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array

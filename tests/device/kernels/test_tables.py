@@ -130,7 +130,7 @@ def require_told(space: BlockSpace, plan: StepPlan, inputs: StepInputs) -> None:
 def test_refused_tokens_move_ranges_down_alike() -> None:
     config = SpaceConfig((FullAttention(2),), num_blocks=60, max_sequences=4, max_tokens=40)
     space = BlockSpace(config)
-    rows = [space.allocate([first, 2, 3]).row for first in range(3)]  # type: ignore[union-attr]
+    rows = [space.allocate([first, 2, 3]).row for first in range(3)]
     plain, fast = both(config)
     for refused in ((0, 0, 0), (1, 0, 2), (0, 1, 0), (0, 0, 0)):
         plan = space.plan_step()
@@ -149,7 +149,7 @@ class Overlapped:
     def __init__(self) -> None:
         config = SpaceConfig((FullAttention(2),), num_blocks=60, max_sequences=4, max_tokens=40)
         self.space = BlockSpace(config)
-        self.row = self.space.allocate([1, 2, 3]).row  # type: ignore[union-attr]
+        self.row = self.space.allocate([1, 2, 3]).row
         self.both = both(config)
 
     def append_unknown(self, count: int) -> None:

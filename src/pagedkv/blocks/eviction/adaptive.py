@@ -24,7 +24,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from pagedkv.blocks.blocks import (
+from pagedkv.blocks.bindings import FeaturedArrays
+from pagedkv.blocks.eviction.moments import PolicyMoments
+from pagedkv.blocks.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, no_state
+from pagedkv.blocks.free_queue import append, protected_sentinel
+from pagedkv.blocks.record import (
     IN_USE,
     LIFE,
     NAME,
@@ -36,12 +40,9 @@ from pagedkv.blocks.blocks import (
     PARENT_LIFE,
     QUEUE,
     PoolArrays,
+    link_before,
+    unlink,
 )
-from pagedkv.blocks.eviction.moments import PolicyMoments
-from pagedkv.blocks.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, no_state
-from pagedkv.blocks.features import FeaturedArrays
-from pagedkv.blocks.free_queue import append, protected_sentinel
-from pagedkv.blocks.links import link_before, unlink
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 

@@ -21,12 +21,12 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from pagedkv.blocks.blocks import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, PoolArrays
+from pagedkv.blocks.bindings import FeaturedArrays
 from pagedkv.blocks.eviction.moments import PolicyMoments
 from pagedkv.blocks.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, check_cold, no_state
-from pagedkv.blocks.features import FeaturedArrays
 from pagedkv.blocks.free_queue import insert_before
 from pagedkv.blocks.moments import put_last
+from pagedkv.blocks.record import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 
 __all__ = ["FIFO"]

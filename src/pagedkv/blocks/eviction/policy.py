@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pagedkv.blocks.blocks import PoolArrays
+from pagedkv.blocks.record import PoolArrays
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
 __all__ = ["TABLE_FIELDS", "Check", "EvictionPolicy", "PolicyState", "check_cold", "no_state"]

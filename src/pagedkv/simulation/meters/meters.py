@@ -56,7 +56,7 @@ from pagedkv.simulation.request_timings import RequestTimings
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.step_work import StepWork
 from pagedkv.space import BlockSpace, InFlightStep, ObservedSpace, PrefixHit, SpaceObserver, Tail
-from pagedkv.tables import first_needed_token, rule_of
+from pagedkv.space.rows import first_needed_token, rule_of
 
 __all__ = [
     "COUNTS",

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.blocks import CLOCK_US, HAS_CLOCK, PoolArrays
 from pagedkv.blocks.eviction.hazard.layout import (
     FIRST_REFERENCES,
     FIRST_SECONDS,
@@ -22,6 +21,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     TICKS,
     TICKS_PER_SECOND,
 )
+from pagedkv.blocks.record import CLOCK_US, HAS_CLOCK, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 

@@ -9,7 +9,6 @@ in the bins that their run has left.
 
 from typing import Final
 
-from pagedkv.blocks.blocks import PoolArrays
 from pagedkv.blocks.eviction.hazard.ages import (
     age_in_refs,
     age_in_seconds,
@@ -51,6 +50,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     WORK,
 )
 from pagedkv.blocks.eviction.hazard.serials import NO_RUN, slot_of
+from pagedkv.blocks.record import PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array
 

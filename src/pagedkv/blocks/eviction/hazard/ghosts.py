@@ -7,7 +7,6 @@ removed run, else the one of the oldest run.
 
 from typing import Final
 
-from pagedkv.blocks.blocks import NAME, PARENT, PoolArrays
 from pagedkv.blocks.eviction.hazard.layout import (
     FETCHED,
     FRAGMENT,
@@ -18,6 +17,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     SERIAL_MASK,
 )
 from pagedkv.blocks.eviction.hazard.serials import NO_RUN, leave_run, slot_of
+from pagedkv.blocks.record import NAME, PARENT, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
 

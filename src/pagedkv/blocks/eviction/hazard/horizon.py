@@ -23,7 +23,6 @@ count as lost with these.
 
 from typing import Final
 
-from pagedkv.blocks.blocks import IN_SETS, NUM_FREE, NUM_LEASED, PoolArrays
 from pagedkv.blocks.eviction.hazard.layout import (
     HORIZON,
     HORIZON_CUT,
@@ -44,6 +43,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     SERIAL_MASK,
     SUM_WITHIN,
 )
+from pagedkv.blocks.record import IN_SETS, NUM_FREE, NUM_LEASED, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Int64Array
 

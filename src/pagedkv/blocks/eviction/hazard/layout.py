@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.blocks import aligned_zeros
 from pagedkv.blocks.eviction.policy import PolicyState, no_state
+from pagedkv.blocks.record import aligned_zeros
 from pagedkv.contract.arrays import Float64Array, Int32Array, Int64Array
 
 __all__ = ["new_arrays", "num_remembered"]

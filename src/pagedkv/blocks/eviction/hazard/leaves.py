@@ -9,7 +9,6 @@ do not change, so the copies stay right, and reading a drawn leaf touches one ca
 operation is O(1).
 """
 
-from pagedkv.blocks.blocks import LIFE, NULL_BLOCK, PARENT, PARENT_LIFE, PoolArrays
 from pagedkv.blocks.eviction.hazard.layout import (
     ABSENT,
     CLASSES,
@@ -29,6 +28,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
 )
 from pagedkv.blocks.eviction.hazard.runs import begin_run_aside
 from pagedkv.blocks.eviction.hazard.serials import NO_RUN, slot_of
+from pagedkv.blocks.record import LIFE, NULL_BLOCK, PARENT, PARENT_LIFE, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 
 __all__ = ["join_cached", "leave_cached", "live_parent"]

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from pagedkv.blocks.blocks import NAME, NULL_BLOCK, PoolArrays
 from pagedkv.blocks.eviction.hazard.ages import age_in_seconds, ticks_now
 from pagedkv.blocks.eviction.hazard.classes import bit_length, output_of, pack, uses_of
 from pagedkv.blocks.eviction.hazard.layout import (
@@ -31,6 +30,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     WORK,
 )
 from pagedkv.blocks.eviction.hazard.serials import NO_RUN, leave_run, slot_of
+from pagedkv.blocks.record import NAME, NULL_BLOCK, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 

@@ -8,7 +8,6 @@ pool.
 import math
 from typing import Final
 
-from pagedkv.blocks.blocks import PoolArrays
 from pagedkv.blocks.eviction.hazard.ages import age_since, bin_of_refs, bin_of_seconds, ticks_now
 from pagedkv.blocks.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
 from pagedkv.blocks.eviction.hazard.counting import count_requested
@@ -35,6 +34,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     WORK,
 )
 from pagedkv.blocks.moments import FETCHED_AHEAD
+from pagedkv.blocks.record import PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int64Array
 

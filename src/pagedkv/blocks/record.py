@@ -1,0 +1,634 @@
+"""The record of each block of one pool: flat arrays, with a row of small integers a block.
+
+This module defines the layout only;  A
+record is 14 adjacent int32, since every operation on a block reads several of them (reference count, links, name), and
+one cache line then serves them all; see docs/decisions/0002-block-records.md. Zero means "nothing" in every column, so
+that a million blocks cost one ``np.zeros``. Block 0 is the null block. It is never linked, named or allocated, so its
+id can stand for "none" and its record is the free queue's sentinel.
+
+Bytes a block, at 16 tokens::
+
+    record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
+
+To this come the arrays of the eviction policy (nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive policy, 218
+to 250 for the learning policy) and those of :class:`PoolFeatures`.
+
+The columns of a block's record that change most often: its place, its references, and the steps that use it.
+
+Only this module writes ``QUEUE`` (the place), ``REF_COUNT``, ``HOLD_STEP``, ``PENDING_STEP`` and ``LIFE``, and the
+counts that follow from places. Each function makes one change to one block. The decisions are made by the block's life
+cycle (:mod:`~pagedkv.blocks.life_cycle`), by the modules that order free blocks, and by operations on rows where
+steps write blocks.
+
+::
+
+    NEW --content is on its way--> IN_USE ----------> FREE             places; a block that is FREE and named is cached
+     ^                               ^  '--> DEFERRED --'
+     '---------- begin_life ---------+----------------'                a reference to a free block leads back
+
+Links between free blocks. Only this module writes the columns ``NEXT`` and ``PREVIOUS``.
+
+A free or deferred block is in one circular list; the list's sentinel is a record of its own. A free leased block is
+instead in one tree (:mod:`~pagedkv.blocks.treap`), which uses the same two columns for a node's two subtrees.
+Blocks that are being moved from one to the other form a *chain*: each links to the next, and the last to the null
+block. The lists and their meaning are defined in :mod:`~pagedkv.blocks.free_queue`.
+
+Writes of one column of a block's record: why the block stays cached, or a hint for walks of its chain.
+
+In groups with chains that are walked the column is ``AHEAD``, a block further down the chain for prefetching; their
+blocks stay cached without a reason. In window groups, which are not walked, it is ``KEPT``, the reasons for which a
+block is kept, as bits (:mod:`pagedkv.space.windows`). ``SPARE`` marks a spare block in both.
+
+The numbers of the open step and of the last settled one. Only this module writes ``OPEN_STEP`` and ``SETTLED_STEP``.
+
+Blocks store steps in 32 bits (:mod:`~pagedkv.blocks.record`), so all numbers are lowered from time to time.
+
+The caller's clock, which policies read. Only this module writes ``CLOCK_US`` and ``HAS_CLOCK``.
+
+The arrays of an empty pool: no block is in use or cached.
+
+The causes for which names are lost. The pool passes one whenever it removes a name, but does not store it.
+
+Ghosts store them (:mod:`~pagedkv.blocks.ghosts`), in pools that have ghosts.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.compilation.compiled import inlined, unsigned
+from pagedkv.contract.arrays import Float32Array, Float64Array, Int32Array, Int64Array, Uint8Array, Uint32Array
+
+__all__ = [
+    "AT_END",
+    "AT_JUNCTION",
+    "AT_RESEND",
+    "CALLED_OFF",
+    "DISMISSED",
+    "EVICTED",
+    "INVALIDATED",
+    "NUM_CAUSES",
+    "OTHER_EPOCH",
+    "OVERWRITTEN",
+    "PLAIN",
+    "RESET",
+    "SHED",
+    "WITHDRAWN",
+    "PoolArrays",
+    "PoolFeatures",
+    "add_reasons",
+    "add_reasons_of",
+    "add_references",
+    "advance_clock",
+    "aligned_zeros",
+    "all_free",
+    "become_copy",
+    "begin_life",
+    "begin_list",
+    "begin_numbers",
+    "count_taken",
+    "drop_reference",
+    "end_life",
+    "enter_deferred",
+    "enter_free",
+    "forget_reasons",
+    "hold_until",
+    "keep_instead",
+    "keep_only_for",
+    "lead_to",
+    "leave_deferred",
+    "leave_free",
+    "link_all",
+    "link_before",
+    "lower_steps",
+    "mark_spare",
+    "new_pool_arrays",
+    "note_ahead",
+    "note_content",
+    "note_no_content",
+    "note_settled",
+    "open_next",
+    "raise_hold",
+    "raise_pending",
+    "renumber",
+    "set_branch",
+    "set_clock",
+    "set_pending",
+    "set_pending_of",
+    "stamp_release",
+    "stand_again",
+    "stand_aside",
+    "unlink",
+]
+NULL_BLOCK: Final = 0
+CACHE_LINE_NBYTES: Final = 64
+# Columns of a record. Those that a decode step reads are adjacent, and so are those read while a prompt's chain is
+# walked, so that they share a cache line in most records.
+BUCKET_NEXT: Final = 0  # next named block in the same bucket
+HOLD_STEP: Final = 1  # last step that has it in its plan, or that may still read or write it
+RELEASED: Final = HOLD_STEP  # for a free leased block, which no step holds: the number of its release
+NEXT: Final = 2  # neighbours in the free queue or in a deferred list; 0 is the free queue's sentinel
+PREVIOUS: Final = 3
+REF_COUNT: Final = 4  # table entries and tickets that refer to it
+QUEUE: Final = 5  # its place: NEW or IN_USE, FREE or DEFERRED; the first column that a walk reads
+PENDING_STEP: Final = 6  # last step that writes tokens here; computed once that step is settled
+NAME: Final = 7  # 0: no name; otherwise 1 + index of the group
+LIFE: Final = 8  # incremented whenever the content is lost, so that old links to it become invalid
+PARENT: Final = 9  # the named block before it, and the parent's life at that time
+PARENT_LIFE: Final = 10
+EXTRA: Final = 11  # id of its extra keys (0: none)
+SUCCESSOR: Final = 12  # its most recently named child
+AHEAD: Final = 13  # a hint for prefetching: a block LOOKAHEAD places further down its chain, or 0; may be wrong
+KEPT: Final = AHEAD  # in a window group, which is not walked: why it stays cached while unreferenced, or SPARE
+NUM_FIELDS: Final = 14
+FIRST_WALK_FIELD: Final = QUEUE
+LAST_WALK_FIELD: Final = AHEAD
+LOOKAHEAD: Final = (
+    16  # a walk over 8,192 shuffled blocks, caches cold: 1,300 us without, 246 for 8, 169 for 16, 164 for 24
+)
+# Values of QUEUE. A block in a place up to IN_USE has references.
+NEW: Final = -1  # in use, allocated since the last plan; it has no content yet, and no move brings any
+IN_USE: Final = 0
+FREE: Final = 1
+DEFERRED: Final = 2
+SPARE: Final = -1  # value of KEPT: evicted before other cached blocks (spare_blocks.py)
+# Indices of ``counts``.
+NUM_FREE: Final = 0
+NUM_DEFERRED: Final = 1
+NUM_NAMED: Final = 2
+NUM_CACHED: Final = 3  # free blocks with a name
+NUM_EVICTED: Final = 4  # cumulative, like all below
+NUM_HIT_BLOCKS: Final = 5
+NUM_ACQUIRED: Final = 6
+NUM_EVENTS: Final = 7  # events since the log was drained, lost ones included
+OPEN_STEP: Final = 8  # number of the step that is being put together
+SETTLED_STEP: Final = 9  # every step up to this one is acknowledged or aborted
+IN_ORDER: Final = 10  # 1 if blocks wait for moves only, since steps run in order; never changes
+CLOCK_US: Final = 11  # the caller's clock as last set, in microseconds
+HAS_CLOCK: Final = 12  # 1 once the clock was set
+NUM_LEASED: Final = 13  # free blocks with a lease
+NUM_RELEASED: Final = 14  # releases of leased blocks so far; RELEASED stores its values
+IN_SETS: Final = 15  # groups of the pool with blocks that hit only together with those of other groups; never changes
+NUM_COUNTS: Final = 16
+NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
+NUM_SENTINELS: Final = 3 + NUM_DEFERRED_LISTS  # records after those of the blocks
+LEASED_ROOT: Final = 2  # the one among them that is no sentinel: the root of the tree of leases (blocks/treap.py)
+# Columns of ``epochs`` (blocks/epochs.py).
+OLDEST: Final = 0
+NEWEST: Final = 1
+UNDATED: Final = 2**31 - 1  # in both columns: no plan has computed content of the block yet
+HIGH_PRIORITY: Final = float(np.finfo(np.float64).tiny)  # in ``leases``: kept before unleased blocks, without an end
+TENANT_FIELDS: Final = 4  # columns of ``tenants`` (blocks/tenant_charges.py)
+CHARGED: Final = 0  # the first of them: the tenant to which a block is charged
+NO_TENANT: Final = 0  # that of sequences without a tenant, to which blocks without content are charged
+DIGEST_WORDS: Final = 8
+EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
+
+
+class PoolArrays(NamedTuple):
+    """The state of one pool, as arrays for compiled loops.
+
+    Args:
+        records: int32 ``[num_blocks + NUM_SENTINELS, NUM_FIELDS]``; after the blocks come the sentinels of the
+            protected list and of the spare list, the root of the tree of leased blocks, and the sentinels of the lists
+            of deferred blocks.
+        tokens: int32 ``[num_blocks, block_size]``; ``[num_blocks, 0]`` without prefix caching.
+        digests: uint32 ``[num_blocks, 8]``, big-endian words of the SHA-256; ``[0, 8]`` without caching.
+        parent_digests: uint32 ``[num_blocks, 8]``, the digest of the block before each, the root's for a first one;
+            ``[0, 8]`` if they are not kept.
+        buckets: int32 ``[power of two]``, first block of each bucket of the prefix index; 3/4 to 3/2 a block.
+        counts: int64 ``[NUM_COUNTS]``.
+        event_log: uint32 ``[capacity, EVENT_FIELDS]``, a ring; capacity 0: no events are recorded.
+        eviction: int64, counts of the eviction policy. The policy sets the sizes of this array and of the next five
+            (:class:`~pagedkv.blocks.eviction.policy.PolicyState`); all are empty for LRU.
+        eviction_table: uint32 ``[any, any]``, the policy's table.
+        ranks: uint8, the policy's rank of each block.
+        eviction_blocks: int32 ``[any, any]``, the policy's further records of blocks.
+        eviction_runs: int32 ``[any, any]``, the policy's records of blocks that were released together.
+        eviction_rates: float32 ``[any, any]``, the policy's learnt rates.
+        ghosts: uint32 ``[sets, SET_WORDS]``, the records of lost content
+            (:mod:`pagedkv.blocks.ghosts`); empty if there are none.
+        epochs: int32 ``[num_blocks, 2]``, the oldest and the newest epoch of the weights that contributed to each block
+            (:mod:`pagedkv.blocks.epochs`); ``[0, 2]`` where epochs are not counted.
+        leases: float64 ``[num_blocks]``, the time until which each block is kept (:mod:`pagedkv.blocks.leasing`);
+            ``[0]`` without leases.
+        lease_links: int32 ``[num_blocks, 2]``, links between the free leased blocks that have the same parent
+            (:mod:`pagedkv.blocks.leasing`); ``[0, 2]`` without leases.
+        siblings: int32 ``[num_blocks, 2]``, links between the children of each block; ``[0, 2]`` if they are not kept.
+        bounds: int32 ``[num_blocks + names, 4]``, the cached blocks of groups with a limit on their number
+            (:mod:`pagedkv.blocks.cached_bounds`); ``[0, 4]`` if there are none.
+        tenants: int32 ``[num_blocks + 4 * tenants, 4]``, the tenant to which each block is charged, and the counts of
+            each tenant (:mod:`pagedkv.blocks.tenant_charges`); ``[0, 4]`` without tenants.
+    """
+
+    records: Int32Array
+    tokens: Int32Array
+    digests: Uint32Array
+    parent_digests: Uint32Array
+    buckets: Int32Array
+    counts: Int64Array
+    event_log: Uint32Array
+    eviction: Int64Array
+    eviction_table: Uint32Array
+    ranks: Uint8Array
+    eviction_blocks: Int32Array
+    eviction_runs: Int32Array
+    eviction_rates: Float32Array
+    ghosts: Uint32Array
+    epochs: Int32Array
+    leases: Float64Array
+    lease_links: Int32Array
+    siblings: Int32Array
+    bounds: Int32Array
+    tenants: Int32Array
+
+
+def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
+    """Make an int32 array of zeros; its rows begin at cache lines if a row is as long as a cache line."""
+    spare = CACHE_LINE_NBYTES // 4
+    flat = np.zeros(num_rows * num_columns + spare, np.int32)
+    start = -flat.ctypes.data % CACHE_LINE_NBYTES // 4
+    return flat[start : start + num_rows * num_columns].reshape(num_rows, num_columns)
+
+
+class PoolFeatures(NamedTuple):
+    """The optional records of a pool.
+
+    Args:
+        ghosts: least number of ghosts of lost content, 13 bytes each (:mod:`pagedkv.blocks.ghosts`).
+        epochs: record the epochs of the weights that contributed to each block, 8 bytes a block
+            (:mod:`pagedkv.blocks.epochs`).
+        leases: content can be kept until a given time, 16 bytes a block (:mod:`pagedkv.blocks.leasing`).
+        siblings: links between the blocks that have the same parent, 8 bytes a block
+            (:mod:`pagedkv.blocks.siblings`).
+        bounds: by name, most cached blocks, 16 bytes a block (:mod:`pagedkv.blocks.cached_bounds`).
+        limits: cap and floor of each tenant, in blocks, the unnamed tenant first; 16 bytes a block and 64 a
+            tenant (:mod:`pagedkv.blocks.tenant_charges`). Empty: blocks are not charged.
+        events: most events of names that wait to be drained; older ones are lost
+            (:mod:`pagedkv.blocks.event_log`). 0: none are recorded.
+        parents: keep the digest of the block before each block, 32 bytes a block. Pools with events do so in any case;
+            pools of the host must, so that blocks that are swapped in have it.
+        num_in_sets: number of the pool's groups with prefix caching, if a hit needs blocks of several groups of the
+            space; 0 if the blocks of this pool hit by themselves.
+        others_have: another pool of the space has some feature, so this pool runs the code with features as well.
+    """
+
+    ghosts: int = 0
+    epochs: bool = False
+    leases: bool = False
+    siblings: bool = False
+    bounds: tuple[tuple[int, int], ...] = ()
+    limits: tuple[tuple[int, int], ...] = ()
+    events: int = 0
+    parents: bool = False
+    num_in_sets: int = 0
+    others_have: bool = False
+
+    @property
+    def keeps_parents(self) -> bool:
+        """Whether the digest of the block before each block is kept."""
+        return self.parents or self.events > 0
+
+
+PLAIN: Final = PoolFeatures()
+
+
+# Places
+
+
+def all_free(records: Int32Array, counts: Int64Array, num_blocks: int) -> None:
+    """Mark all blocks except the null block as free."""
+    records[1:num_blocks, QUEUE] = FREE
+    counts[NUM_FREE] = num_blocks - 1
+
+
+@inlined
+def begin_life(records: Int32Array, block: int) -> None:
+    """Start a new life of a block that was taken from the free ones, with one reference and no content."""
+    records[block, REF_COUNT] = 1
+    records[block, LIFE] += 1
+    records[block, HOLD_STEP] = 0
+    records[block, PENDING_STEP] = 0
+    records[block, QUEUE] = NEW
+
+
+@inlined
+def end_life(records: Int32Array, block: int) -> None:
+    """Mark the content of a block as lost, so that links to it become invalid."""
+    records[block, LIFE] += 1
+
+
+@inlined
+def note_content(records: Int32Array, block: int) -> None:
+    """Mark a new block as having content, present or brought by a move: it is not listed to be cleared."""
+    records[block, QUEUE] = IN_USE
+
+
+@inlined
+def note_no_content(records: Int32Array, block: int) -> None:
+    """Mark a block in use as having no content: the next plan may list it to be cleared."""
+    records[block, QUEUE] = NEW
+
+
+@inlined
+def enter_free(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Mark a block as free, and count it; a named one also as cached."""
+    records[block, QUEUE] = FREE
+    counts[NUM_FREE] += 1
+    if records[block, NAME]:
+        counts[NUM_CACHED] += 1
+
+
+@inlined
+def leave_free(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Mark a block as no longer free, and no longer count it as free or cached."""
+    records[block, QUEUE] = IN_USE
+    counts[NUM_FREE] -= 1
+    if records[block, NAME]:
+        counts[NUM_CACHED] -= 1
+
+
+@inlined
+def count_taken(counts: Int64Array, num_blocks: int) -> None:
+    """Subtract a number of unnamed blocks from the free ones; :func:`begin_life` of each sets its place."""
+    counts[NUM_FREE] -= num_blocks
+
+
+@inlined
+def enter_deferred(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Mark an unreferenced block as deferred, and count it."""
+    records[block, QUEUE] = DEFERRED
+    counts[NUM_DEFERRED] += 1
+
+
+@inlined
+def leave_deferred(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Mark a block as no longer deferred, and no longer count it."""
+    records[block, QUEUE] = IN_USE
+    counts[NUM_DEFERRED] -= 1
+
+
+@inlined
+def stand_aside(records: Int32Array, block: int) -> None:
+    """Mark a free block that is temporarily in no list. It still counts as free; :func:`stand_again` must follow."""
+    records[block, QUEUE] = IN_USE
+
+
+@inlined
+def stand_again(records: Int32Array, block: int) -> None:
+    """Undo :func:`stand_aside`."""
+    records[block, QUEUE] = FREE
+
+
+# References
+
+
+@inlined
+def add_references(records: Int32Array, block: int, num_references: int) -> None:
+    """Add references to a block."""
+    records[block, REF_COUNT] += num_references
+
+
+@inlined
+def drop_reference(records: Int32Array, block: int) -> None:
+    """Subtract one reference from a block."""
+    records[block, REF_COUNT] -= 1
+
+
+# Steps
+
+
+@inlined
+def hold_until(records: Int32Array, block: int, step: int) -> None:
+    """Set the last step that a block waits for."""
+    records[block, HOLD_STEP] = step
+
+
+@inlined
+def become_copy(source: Int32Array, block: int, destination: Int32Array, place: int, step: int) -> None:
+    """Record that a plan copies a block to another, here or on the other side (host or device): both wait for it."""
+    destination[place, PENDING_STEP] = source[block, PENDING_STEP]
+    destination[place, QUEUE] = IN_USE
+    source[block, HOLD_STEP] = step
+    destination[place, HOLD_STEP] = step
+
+
+@inlined
+def raise_hold(records: Int32Array, block: int, step: int) -> None:
+    """Make a block wait at least until ``step``."""
+    records[block, HOLD_STEP] = max(records[block, HOLD_STEP], step)
+
+
+@inlined
+def stamp_release(records: Int32Array, block: int, number: int) -> None:
+    """Set the release number of a free leased block, which no step holds; 0 removes it."""
+    records[block, RELEASED] = number
+
+
+@inlined
+def set_pending(records: Int32Array, block: int, step: int) -> None:
+    """Set the last step that writes a block."""
+    records[block, PENDING_STEP] = step
+
+
+@inlined
+def raise_pending(records: Int32Array, block: int, step: int) -> None:
+    """Record that ``step`` writes a block."""
+    records[block, PENDING_STEP] = max(records[block, PENDING_STEP], step)
+
+
+def lower_steps(records: Int32Array, num_before: int, is_held: npt.NDArray[np.bool_]) -> None:
+    """Lower all step numbers in the records by ``num_before``. ``is_held``: whether a record has a HOLD_STEP."""
+    records[:, PENDING_STEP] = np.maximum(records[:, PENDING_STEP] - num_before, 0)
+    records[is_held, HOLD_STEP] = np.maximum(records[is_held, HOLD_STEP] - num_before, 0)
+
+
+def set_pending_of(records: Int32Array, block: int, step: int) -> None:
+    """Do what :func:`set_pending` does, from Python."""
+    records[block, PENDING_STEP] = step
+
+
+def link_all(records: Int32Array) -> None:
+    """Link every block into the null block's list, in order, and make the other sentinels' lists empty."""
+    num_blocks = len(records) - NUM_SENTINELS
+    records[:num_blocks, NEXT] = np.arange(1, num_blocks + 1)
+    records[:num_blocks, PREVIOUS] = np.arange(-1, num_blocks - 1)
+    records[NULL_BLOCK, PREVIOUS] = num_blocks - 1
+    records[num_blocks - 1, NEXT] = NULL_BLOCK
+    sentinels = np.arange(num_blocks, num_blocks + NUM_SENTINELS)
+    records[sentinels, NEXT] = sentinels
+    records[sentinels, PREVIOUS] = sentinels
+    records[num_blocks + LEASED_ROOT, (NEXT, PREVIOUS)] = NULL_BLOCK
+
+
+@inlined
+def unlink(records: Int32Array, block: int) -> None:
+    """Remove a block from its list."""
+    following = unsigned(records[block, NEXT])
+    preceding = unsigned(records[block, PREVIOUS])
+    records[preceding, NEXT] = following
+    records[following, PREVIOUS] = preceding
+
+
+@inlined
+def link_before(records: Int32Array, place: int, block: int) -> None:
+    """Insert a block before ``place`` (if that is a sentinel: at the back of its list)."""
+    preceding = unsigned(records[place, PREVIOUS])
+    records[block, NEXT] = place
+    records[block, PREVIOUS] = preceding
+    records[preceding, NEXT] = block
+    records[place, PREVIOUS] = block
+
+
+@inlined
+def begin_list(records: Int32Array, sentinel: int, block: int) -> None:
+    """Make a block of a list its first, or the list empty if it is the sentinel. Links of blocks before it remain."""
+    records[sentinel, NEXT] = block
+    records[block, PREVIOUS] = sentinel
+
+
+@inlined
+def lead_to(records: Int32Array, block: int, following: int) -> None:
+    """Link a block that is in no list to the next one of its chain, or to the null block."""
+    records[block, NEXT] = following
+
+
+@inlined
+def set_branch(lease_links: Int32Array, row: int, column: int, block: int) -> None:
+    """Set the child of a node on one side of a tree, or a link of a list, in the records or in ``lease_links``."""
+    lease_links[row, column] = block
+
+
+AT_END: Final = 1
+AT_JUNCTION: Final = 2
+AT_RESEND: Final = 4
+
+
+@inlined
+def note_ahead(records: Int32Array, block: int, ahead: int) -> None:
+    """Record a block ``LOOKAHEAD`` places further down a block's chain: a hint, which may be wrong or outdated."""
+    records[block, AHEAD] = ahead
+
+
+@inlined
+def forget_reasons(records: Int32Array, block: int) -> None:
+    """Clear a block's reasons, or its hint."""
+    records[block, KEPT] = NULL_BLOCK
+
+
+@inlined
+def mark_spare(records: Int32Array, block: int) -> None:
+    """Mark a block as one to be allocated before other cached ones."""
+    records[block, KEPT] = SPARE
+
+
+@inlined
+def add_reasons(records: Int32Array, block: int, why: int) -> None:
+    """Add reasons for which a block is kept."""
+    records[block, KEPT] |= why
+
+
+@inlined
+def keep_only_for(records: Int32Array, block: int, why: int) -> None:
+    """Remove all reasons of a block except those in ``why``."""
+    records[block, KEPT] &= why
+
+
+@inlined
+def keep_instead(records: Int32Array, block: int, former: int, why: int) -> None:
+    """Replace ``former``, a reason that the block has, by the reasons in ``why``."""
+    records[block, KEPT] = (records[block, KEPT] ^ former) | why
+
+
+def add_reasons_of(records: Int32Array, block: int, why: int) -> None:
+    """Add reasons as :func:`add_reasons` does, from Python."""
+    records[block, KEPT] |= why
+
+
+def begin_numbers(counts: Int64Array) -> None:
+    """Set the open step to 1."""
+    counts[OPEN_STEP] = 1
+
+
+def open_next(counts: Int64Array) -> None:
+    """Open the next step."""
+    counts[OPEN_STEP] += 1
+
+
+@inlined
+def note_settled(counts: Int64Array, step: int) -> None:
+    """Record that every step up to ``step`` is over."""
+    counts[SETTLED_STEP] = step
+
+
+def renumber(pool: PoolArrays, num_before: int, is_held: npt.NDArray[np.bool_]) -> None:
+    """Lower all step numbers by ``num_before``. O(blocks).
+
+    Args:
+        is_held: bool ``[records]``, whether a record has a HOLD_STEP.
+    """
+    lower_steps(pool.records, num_before, is_held)
+    pool.counts[[OPEN_STEP, SETTLED_STEP]] -= num_before
+
+
+MICROSECONDS: Final = 1_000_000  # a second
+
+
+def advance_clock(counts: Int64Array, now_s: float) -> None:
+    """Set the clock, in seconds; the caller has checked that it never decreases."""
+    counts[CLOCK_US] = round(now_s * MICROSECONDS)
+    counts[HAS_CLOCK] = 1
+
+
+@inlined
+def set_clock(counts: Int64Array, now_us: int) -> None:
+    """Set the clock, in microseconds; the form of :func:`advance_clock` for compiled loops."""
+    counts[CLOCK_US] = now_us
+    counts[HAS_CLOCK] = 1
+
+
+def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features: PoolFeatures = PLAIN) -> PoolArrays:
+    """Make the arrays of an empty pool, with every block except the null block in the free queue.
+
+    Cost: O(num_blocks); memory pages of ``tokens`` and ``digests`` are not touched before their first use.
+    """
+    arrays = PoolArrays(
+        records=np.zeros((num_blocks + NUM_SENTINELS, NUM_FIELDS), np.int32),
+        tokens=aligned_zeros(num_blocks, block_size if caching else 0),
+        digests=np.zeros((num_blocks if caching else 0, DIGEST_WORDS), np.uint32),
+        parent_digests=np.zeros((num_blocks if caching and features.keeps_parents else 0, DIGEST_WORDS), np.uint32),
+        buckets=np.zeros(1 << (num_blocks * 3 // 4).bit_length() if caching else 1, np.int32),
+        counts=np.zeros(NUM_COUNTS, np.int64),
+        event_log=np.zeros((0, EVENT_FIELDS), np.uint32),
+        eviction=np.zeros(0, np.int64),
+        eviction_table=np.zeros((0, 2), np.uint32),
+        ranks=np.zeros(0, np.uint8),
+        eviction_blocks=np.zeros((0, 0), np.int32),
+        eviction_runs=np.zeros((0, 0), np.int32),
+        eviction_rates=np.zeros((0, 0), np.float32),
+        ghosts=np.zeros((0, 16), np.uint32),
+        epochs=np.zeros((num_blocks if features.epochs else 0, 2), np.int32),
+        leases=np.zeros(num_blocks if features.leases else 0, np.float64),
+        lease_links=np.zeros((num_blocks if features.leases else 0, 2), np.int32),
+        siblings=np.zeros((num_blocks if features.siblings else 0, 2), np.int32),
+        bounds=np.zeros((0, 4), np.int32),
+        tenants=np.zeros((0, TENANT_FIELDS), np.int32),
+    )
+    all_free(arrays.records, arrays.counts, num_blocks)
+    link_all(arrays.records)
+    begin_numbers(arrays.counts)
+    return arrays
+
+
+# 0 is no cause.
+EVICTED: Final = 1  # allocated for other content, while it was cached
+SHED: Final = 2  # allocated for other content, while it was spare: left behind by a window, or superseded
+OVERWRITTEN: Final = 3  # the row that referred to it was rolled back, or advanced its state in place
+CALLED_OFF: Final = 4  # never computed: its step failed, or the row that was to compute it was freed
+WITHDRAWN: Final = 5  # declared bad, or not distinguishable from bad content
+RESET: Final = 6
+OTHER_EPOCH: Final = 7  # other weights
+INVALIDATED: Final = 8  # device memory released
+DISMISSED: Final = 9  # forgotten on request
+NUM_CAUSES: Final = 10

@@ -1,0 +1,580 @@
+"""The record of each sequence: one row of small integers, with a part for each group.
+
+This module defines the layout; :mod:`~pagedkv.space.rows` writes it. With one group, a row's record is
+one cache line::
+
+    | STATUS NUM_TOKENS NUM_ACCEPTED NUM_PLANNED LAST_STEP TOUCHED MARK FROZEN | group 0 | group 1 | ...
+
+``NUM_TOKENS`` tokens have slots. Of these, ``NUM_ACCEPTED`` are certain (not drafts), and ``NUM_PLANNED`` are computed,
+or will be by a planned step, of this sequence or, in shared blocks, of another one. The first column of a group
+(``at``) is one of the group's parameters, which compiled loops take.
+
+A group outside prefix caching has no digests and no tail. Since hits do not apply to it, a column of its own contains
+how far it is planned; its parameter ``PLANNED`` is the index of that column. A window that can be replayed also has
+such a column, after those of all tables, and one more for its first block that may be named.
+
+Writes of a row's record and of the entries of its block tables.
+
+The layout is in :mod:`~pagedkv.space.rows`. Each function makes one change to one row, or to a batch of rows if
+called from Python, and makes no decision; operations do. Functions that add entries to the next plan say so.
+
+Rows with something for the open plan are linked through ``TOUCHED``, so that the cost of a plan is proportional to the
+changes. 0 means "not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, as its
+beginning and its end::
+
+    row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
+
+The retention rules: which tokens a query still needs. Groups differ in nothing else.
+
+Sources: sliding windows as in Mistral 7B (arXiv 2310.06825), sinks as in StreamingLLM (arXiv 2309.17453),
+chunked local attention as in Llama 4. A recurrent layer needs the state after the token before.
+
+Preparation of a batch of rows: checking that its rows are fit for an operation, and setting the tenant to charge.
+"""
+
+import math
+from typing import Final, NamedTuple, TypeAlias, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.blocks.loops import Like, takes
+from pagedkv.blocks.moments import counts_takes, note_current_tenant
+from pagedkv.blocks.record import PoolArrays, aligned_zeros
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.contract.arrays import BoolArray, Int32Array
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import (
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+    keeps_state,
+    keeps_whole_prefix,
+    num_draft_states,
+    num_sink_tokens,
+)
+
+__all__ = [
+    "GroupArrays",
+    "add_blocks",
+    "begin_table",
+    "block_index",
+    "blocks_for",
+    "charge_to_tenant_of_row",
+    "clear_changes",
+    "clear_rows",
+    "cut_changes",
+    "digest_to",
+    "first_block_of_hit",
+    "first_needed_token",
+    "first_sure_block",
+    "first_unfilled",
+    "first_unfit_row",
+    "freeze",
+    "freeze_as",
+    "is_ascending",
+    "is_unfilled",
+    "lower_steps",
+    "mark_row",
+    "mark_rows",
+    "new_draft_arrays",
+    "new_group_arrays",
+    "new_rows",
+    "note_change",
+    "note_step",
+    "plan_to",
+    "publish_to",
+    "put_entry",
+    "rule_of",
+    "serves",
+    "set_accepted",
+    "set_accepted_of",
+    "set_column",
+    "set_first_block",
+    "set_lengths",
+    "set_num_blocks",
+    "set_num_tokens",
+    "set_status",
+    "set_tail",
+    "set_tenant_of",
+    "set_tokens",
+    "start_touching",
+    "touch",
+    "untouch",
+]
+# Columns common to all groups.
+STATUS: Final = 0
+NUM_TOKENS: Final = 1
+NUM_ACCEPTED: Final = 2
+NUM_PLANNED: Final = 3
+LAST_STEP: Final = 4  # last planned step that computes something for the row
+TOUCHED: Final = 5  # nonzero if it has something for the open plan: a link to the row touched before, see :func:`touch`
+MARK: Final = 6  # number of the last batch that named the row: finds rows that are named twice
+FROZEN: Final = 7  # publishes nothing any more (its content belongs to dropped weights, or its chain is lost)
+NUM_COMMON: Final = 8
+# Columns of each group, relative to its ``at``.
+NUM_BLOCKS: Final = 0  # entries of the table in use, null blocks included
+FIRST_BLOCK: Final = 1  # entries below it are null, except for sinks
+NUM_DIGESTED: Final = 2  # leading full blocks with a known digest
+NUM_PUBLISHED: Final = 3  # leading full blocks that were offered to the prefix index
+TAIL: Final = 4  # the named block with the last published content, and its life at that time
+PLANNED_HERE: Final = 4  # in place of the tail, in a group outside prefix caching where other groups have it
+TAIL_LIFE: Final = 5
+DIRTY_FROM: Final = 6  # table entries changed since the last plan
+DIRTY_TO: Final = 7
+NUM_PER_GROUP: Final = 8
+# Columns of each group that can be replayed, after those of all tables.
+REPLAYED_FROM: Final = 0  # how far the group is planned
+SURE_FROM: Final = 1  # logical block from which on a replay computes whole blocks exactly; 0 without a replay
+NUM_PER_REPLAY: Final = 2
+TENANT: Final = -1  # the last column, only where there are tenants: the tenant to which new blocks are charged
+# Values of STATUS; OCCUPIED stands for any but VACANT.
+OCCUPIED: Final = -1
+VACANT: Final = 0
+RUNNING: Final = 1
+SWAPPED: Final = 2
+LOST: Final = 3
+LOST_ON_HOST: Final = 4
+# Group parameters.
+NAME_IN_POOL: Final = 0  # 1 + index of the group: the NAME of its blocks
+AT: Final = 1  # first column in the row
+BLOCK_SIZE: Final = 2
+KIND: Final = 3
+SPAN: Final = 4  # window or chunk, in tokens
+NUM_SINK_BLOCKS: Final = 5
+CACHING: Final = 6
+SHARES_IN_STEP: Final = 7  # blocks that the open step still computes may be hit
+ENDS_HITS: Final = 8  # a hit needs the block before its end, even where the rule reads nothing before it
+PLANNED: Final = 9  # the column with how far the group is planned: NUM_PLANNED, or one of its own
+SHEDS: Final = 10  # blocks that leave the window stay cached only for a reason (space/windows.py)
+HIT_ALIGNMENT: Final = 11  # hits of whole blocks end at multiples of this number of tokens, in all groups
+HITS_INSIDE: Final = 12  # hits may end inside a block (space/partial_hits.py)
+NUM_DRAFT_STATES: Final = 13  # slots of a row's draft states (space/drafting.py); 0 if it has none
+SURE: Final = 14  # the column of its rows with SURE_FROM; 0 if the group cannot be replayed
+NUM_PARAMETERS: Final = 15
+# Values of KIND.
+FULL: Final = 0
+WINDOW: Final = 1
+CHUNK: Final = 2
+RECURRENT: Final = 3
+CACHE_LINE_ENTRIES: Final = 16
+
+
+class GroupArrays(NamedTuple):
+    """The state of one group, as arrays for compiled loops.
+
+    Args:
+        table: int32 ``[max_sequences, at least width]``: logical block -> block id; the upload buffer itself.
+        parameters: int32 ``[NUM_PARAMETERS]``.
+    """
+
+    table: Int32Array
+    parameters: Int32Array
+
+
+class GroupView(NamedTuple):
+    """The state of the rows of one group: the first three arguments of most loops over rows."""
+
+    pool: PoolArrays
+    group: GroupArrays
+    rows: Int32Array
+
+
+@inlined
+def first_sure_block(group: GroupArrays, rows: Int32Array, row: int) -> int:
+    """Return the logical block from which on a replay computes whole blocks exactly; 0 for a row without a replay."""
+    column = group.parameters[SURE]
+    return int(rows[row, column]) if column > 0 else 0
+
+
+def rule_of(spec: GroupSpec) -> tuple[int, int]:
+    """Return a group's rule for compiled loops: its kind, and the span of its window or chunk, else 0."""
+    match spec:
+        case FullAttention():
+            return FULL, 0
+        case SlidingWindow():
+            return WINDOW, spec.window
+        case ChunkedLocal():
+            return CHUNK, spec.chunk_size
+        case RecurrentState():
+            return RECURRENT, 0
+        case _:
+            assert_never(spec)
+
+
+def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
+    """Make the empty table and the parameters of one group of a configuration."""
+    spec, max_tokens = config.groups[index], config.max_tokens
+    caching = config.prefix_caching and spec.prefix_caching
+    kind, span = rule_of(spec)
+    is_one_state = kind == RECURRENT and not caching  # no checkpoints: one state block serves the whole sequence
+    block_size = max_tokens if is_one_state else spec.block_size
+    parameters = np.zeros(NUM_PARAMETERS, np.int32)
+    parameters[NAME_IN_POOL] = index + 1
+    parameters[AT] = NUM_COMMON + index * NUM_PER_GROUP
+    parameters[BLOCK_SIZE] = block_size
+    parameters[KIND] = kind
+    parameters[SPAN] = span
+    parameters[NUM_SINK_BLOCKS] = -(-num_sink_tokens(spec) // block_size)
+    parameters[CACHING] = caching
+    # A kernel would read and write a recurrent state in one step, and no other row could take over its computation.
+    others = [other for other in config.groups if other.prefix_caching]
+    parameters[SHARES_IN_STEP] = not any(keeps_state(other) for other in others)
+    parameters[ENDS_HITS] = kind != CHUNK or all(rule_of(other)[0] == CHUNK for other in others)
+    parameters[PLANNED] = NUM_PLANNED
+    has_chains = any(keeps_whole_prefix(other) for other in others)
+    parameters[SHEDS] = caching and config.shed_windows and has_chains and kind != FULL
+    parameters[HIT_ALIGNMENT] = math.lcm(*(other.block_size for other in others)) if caching else 0
+    parameters[NUM_DRAFT_STATES] = num_draft_states(spec)
+    parameters[HITS_INSIDE] = caching and kind != RECURRENT and config.min_partial_hit > 0
+    if config.prefix_caching and not caching:
+        parameters[PLANNED] = parameters[AT] + PLANNED_HERE
+    if index in config.replaying:
+        num_tables = len(config.groups) + len(config.drafting)
+        first = NUM_COMMON + num_tables * NUM_PER_GROUP + config.replaying.index(index) * NUM_PER_REPLAY
+        parameters[PLANNED], parameters[SURE] = first + REPLAYED_FROM, first + SURE_FROM
+    return GroupArrays(_new_table(config.max_sequences, -(-max_tokens // block_size)), parameters)
+
+
+def new_draft_arrays(index: int, config: SpaceConfig, num_slots: int) -> GroupArrays:
+    """Make the empty second table of a group, for its draft states, which is table ``index`` of a configuration."""
+    parameters = np.zeros(NUM_PARAMETERS, np.int32)
+    parameters[AT] = NUM_COMMON + index * NUM_PER_GROUP
+    parameters[NUM_DRAFT_STATES] = num_slots
+    return GroupArrays(_new_table(config.max_sequences, num_slots), parameters)
+
+
+def _new_table(max_sequences: int, width: int) -> Int32Array:
+    # One spare cache line for each row: with a stride of a power of two all rows would share a few cache sets.
+    stride = -(-width // CACHE_LINE_ENTRIES) * CACHE_LINE_ENTRIES + CACHE_LINE_ENTRIES
+    return np.zeros((max_sequences, stride), np.int32)
+
+
+@inlined
+def block_index(position: int, block_size: int) -> int:
+    """Return the logical block of a position, for loops over many rows.
+
+    It divides doubles, which takes half as long as dividing integers, and is as exact for numbers below 2**31.
+    """
+    return int(position / block_size)
+
+
+@inlined
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Count the blocks that ``num_tokens`` tokens need."""
+    return (num_tokens + block_size - 1) // block_size
+
+
+@inlined
+def is_ascending(batch: Int32Array) -> bool:
+    """Whether each row of a batch has a greater number than the one before."""
+    num_descents = 0
+    for place in range(1, len(batch)):
+        num_descents += batch[place] <= batch[place - 1]
+    return num_descents == 0
+
+
+Batch: TypeAlias = int | list[int] | npt.NDArray[np.integer] | BoolArray
+"""One row, several rows, or a mask of all rows."""
+Numbers: TypeAlias = int | list[int] | npt.NDArray[np.integer]
+"""The values to write: one number for all rows, or one for each."""
+
+
+def new_rows(max_sequences: int, num_tables: int, *, num_replaying: int = 0, has_tenants: bool = False) -> Int32Array:
+    """Make vacant rows, with columns for ``num_tables`` tables: those of the groups, and of their draft states."""
+    num_columns = NUM_COMMON + num_tables * NUM_PER_GROUP + num_replaying * NUM_PER_REPLAY
+    rows = aligned_zeros(max_sequences, num_columns + has_tenants)
+    rows[0, TOUCHED] = 1
+    return rows
+
+
+@takes(Like.ROWS, Like.IDS, Like.IDS, Like.IDS, Like.IDS, Like.NUMBER)
+@compiled
+def clear_rows(
+    rows: Int32Array, serials: Int32Array, relies_on: Int32Array, num_known: Int32Array, batch: Int32Array, status: int
+) -> None:
+    """Reset the records of rows to those of new, empty sequences, and reset the arrays kept beside the records."""
+    for row in batch:
+        serials[row] += 1
+        relies_on[row] = 0
+        num_known[row] = 0
+        mark = rows[row, MARK]
+        link = rows[row, TOUCHED]  # the row stays in the list until the next plan, whatever sequence it serves
+        for column in range(rows.shape[1]):
+            rows[row, column] = 0
+        rows[row, STATUS] = status
+        rows[row, MARK] = mark
+        rows[row, TOUCHED] = link
+
+
+# Contents of the open plan
+
+
+@inlined
+def touch(rows: Int32Array, row: int) -> None:
+    """Record that a row has something for the open plan."""
+    if rows[row, TOUCHED] == 0:
+        rows[row, TOUCHED] = rows[0, TOUCHED]
+        rows[0, TOUCHED] = row
+        rows[0, TOUCHED] += 1  # apart: Numba adds signed to unsigned as floats
+
+
+@inlined
+def untouch(rows: Int32Array, row: int) -> None:
+    """Record that a row has nothing more for the open plan; the caller removes all rows from the list."""
+    rows[row, TOUCHED] = 0
+
+
+@inlined
+def start_touching(rows: Int32Array) -> None:
+    """Reset the list of touched rows to row 0 alone."""
+    rows[0, TOUCHED] = 1
+
+
+@inlined
+def note_change(rows: Int32Array, row: int, at: int, start: int, stop: int) -> None:
+    """Widen the range of a row's table entries that the next plan writes."""
+    if rows[row, at + DIRTY_TO] == 0:
+        rows[row, at + DIRTY_FROM] = start
+        rows[row, at + DIRTY_TO] = stop
+    else:
+        rows[row, at + DIRTY_FROM] = min(rows[row, at + DIRTY_FROM], start)
+        rows[row, at + DIRTY_TO] = max(rows[row, at + DIRTY_TO], stop)
+    touch(rows, row)
+
+
+@inlined
+def cut_changes(rows: Int32Array, row: int, at: int, stop: int) -> None:
+    """Cut the range of a row's table entries that the next plan writes at ``stop``."""
+    rows[row, at + DIRTY_TO] = min(rows[row, at + DIRTY_TO], stop)
+    rows[row, at + DIRTY_FROM] = min(rows[row, at + DIRTY_FROM], rows[row, at + DIRTY_TO])
+
+
+@inlined
+def clear_changes(rows: Int32Array, row: int, at: int) -> None:
+    """Clear the range of a row's table entries that the next plan writes."""
+    rows[row, unsigned(at + DIRTY_FROM)] = 0
+    rows[row, unsigned(at + DIRTY_TO)] = 0
+
+
+# One row: common columns
+
+
+@inlined
+def mark_row(rows: Int32Array, row: int, mark: int) -> None:
+    """Mark a row as named by a batch."""
+    rows[row, MARK] = mark
+
+
+@inlined
+def set_tokens(rows: Int32Array, row: int, num_tokens: int, num_accepted: int) -> None:
+    """Set a row's numbers of tokens and of accepted tokens."""
+    rows[row, NUM_TOKENS] = num_tokens
+    rows[row, NUM_ACCEPTED] = num_accepted
+
+
+@inlined
+def set_num_tokens(rows: Int32Array, row: int, num_tokens: int) -> None:
+    """Set a row's number of tokens."""
+    rows[row, NUM_TOKENS] = num_tokens
+
+
+@inlined
+def set_accepted(rows: Int32Array, row: int, num_accepted: int) -> None:
+    """Set a row's number of accepted tokens."""
+    rows[row, NUM_ACCEPTED] = num_accepted
+
+
+@inlined
+def plan_to(rows: Int32Array, row: int, column: int, position: int) -> None:
+    """Set the position up to which a row is planned, in the column of a group."""
+    rows[row, column] = position
+
+
+@inlined
+def note_step(rows: Int32Array, row: int, step: int) -> None:
+    """Record ``step`` as the last planned one that computes something for a row."""
+    rows[row, LAST_STEP] = step
+
+
+@inlined
+def freeze_as(rows: Int32Array, row: int, other: int) -> None:
+    """Freeze a row if another one is frozen."""
+    rows[row, FROZEN] = rows[other, FROZEN]
+
+
+# One row: columns of a group, which begin at ``at``
+
+
+@inlined
+def put_entry(table: Int32Array, row: int, index: int, block: int) -> None:
+    """Set one entry of a row's block table. The next plan writes it only after :func:`note_change`."""
+    table[row, index] = block
+
+
+@inlined
+def set_num_blocks(rows: Int32Array, row: int, at: int, num_blocks: int) -> None:
+    """Set how many entries of a row's block table are in use."""
+    rows[row, at + NUM_BLOCKS] = num_blocks
+
+
+@inlined
+def add_blocks(rows: Int32Array, row: int, at: int, change: int) -> None:
+    """Change the number of entries of a row's block table that are in use."""
+    rows[row, at + NUM_BLOCKS] += change
+
+
+@inlined
+def set_first_block(rows: Int32Array, row: int, at: int, first: int) -> None:
+    """Set the entry below which a row's block table is null, except for sinks."""
+    rows[row, at + FIRST_BLOCK] = first
+
+
+@inlined
+def begin_table(rows: Int32Array, row: int, at: int, num_blocks: int, first: int, num_hits: int) -> None:
+    """Set the entries in use of a new row's block table, the first that is not null, and how many blocks hit."""
+    rows[row, at + NUM_BLOCKS] = num_blocks
+    rows[row, at + FIRST_BLOCK] = first
+    rows[row, at + NUM_DIGESTED] = num_hits
+    rows[row, at + NUM_PUBLISHED] = num_hits
+
+
+@inlined
+def digest_to(rows: Int32Array, row: int, at: int, num_digested: int) -> None:
+    """Set how many leading full blocks of a row have a known digest."""
+    rows[row, at + NUM_DIGESTED] = num_digested
+
+
+@inlined
+def publish_to(rows: Int32Array, row: int, at: int, num_published: int) -> None:
+    """Set how many leading full blocks of a row were offered to the prefix index."""
+    rows[row, at + NUM_PUBLISHED] = num_published
+
+
+@inlined
+def set_tail(rows: Int32Array, row: int, at: int, block: int, life: int) -> None:
+    """Set the parent of the next block to be published, and its life."""
+    rows[row, at + TAIL] = block
+    rows[row, at + TAIL_LIFE] = life
+
+
+# Batches, from Python
+
+
+def set_status(rows: Int32Array, batch: Batch, status: int | Int32Array) -> None:
+    """Set the status of one or more rows."""
+    rows[batch, STATUS] = status
+
+
+def set_lengths(rows: Int32Array, batch: Batch, num_tokens: int, num_accepted: int) -> None:
+    """Set the numbers of tokens and of accepted tokens of rows."""
+    rows[batch, NUM_TOKENS] = num_tokens
+    rows[batch, NUM_ACCEPTED] = num_accepted
+
+
+def set_accepted_of(rows: Int32Array, batch: Batch, num_accepted: Numbers) -> None:
+    """Set the number of accepted tokens of rows."""
+    rows[batch, NUM_ACCEPTED] = num_accepted
+
+
+def set_column(rows: Int32Array, batch: Batch, column: int | list[int], value: Numbers) -> None:
+    """Set a column given by number, such as the position up to which a group is planned."""
+    rows[batch, column] = value
+
+
+def set_tenant_of(rows: Int32Array, batch: Batch, tenant: Numbers) -> None:
+    """Set the tenant of rows."""
+    rows[batch, TENANT] = tenant
+
+
+def freeze(rows: Int32Array, batch: Batch) -> None:
+    """Freeze rows, so that they publish nothing any more."""
+    rows[batch, FROZEN] = 1
+
+
+def mark_rows(rows: Int32Array, batch: Batch, mark: int) -> None:
+    """Mark rows as named by a batch."""
+    rows[batch, MARK] = mark
+
+
+def lower_steps(rows: Int32Array, num_before: int) -> None:
+    """Lower all step numbers in the records by ``num_before``."""
+    rows[:, LAST_STEP] = np.maximum(rows[:, LAST_STEP] - num_before, 0)
+
+
+@inlined
+def first_needed_token(kind: int, span: int, query: int) -> int:
+    """Return the first position (sinks aside) that computing position ``query`` or any later one still reads."""
+    if kind == FULL:
+        return 0
+    if kind == WINDOW:
+        return max(0, query - span + 1)
+    if kind == CHUNK:
+        return query // span * span
+    assert kind == RECURRENT
+    return max(0, query - 1)
+
+
+@inlined
+def first_block_of_hit(kind: int, span: int, length: int, block_size: int, ends_hits: int) -> int:
+    """Return the first logical block (sinks aside) that a prefix hit of ``length`` tokens needs.
+
+    In a group that ``ends_hits`` it is never after the last block: at the start of a chunk nothing before it is read,
+    but some group must prove that these tokens were ever computed.
+    """
+    needed = first_needed_token(kind, span, length) // block_size
+    return min(needed, max(0, length // block_size - 1)) if ends_hits else needed
+
+
+@inlined
+def serves(group: GroupArrays, index: int, length: int) -> bool:
+    """Whether a hit of ``length`` tokens needs logical block ``index``."""
+    block_size = group.parameters[BLOCK_SIZE]
+    first = first_block_of_hit(
+        group.parameters[KIND], group.parameters[SPAN], length, block_size, group.parameters[ENDS_HITS]
+    )
+    return index < length // block_size and (index >= first or index < group.parameters[NUM_SINK_BLOCKS])
+
+
+@inlined
+def charge_to_tenant_of_row(pool: PoolArrays, rows: Int32Array, row: int) -> None:
+    """Charge all later allocations to a row's tenant, where there are tenants."""
+    if counts_takes(pool):
+        note_current_tenant(pool, rows[row, TENANT])
+
+
+@takes(Like.ROWS, Like.IDS, Like.NUMBER, Like.NUMBER)
+@compiled
+def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int) -> int:
+    """Find the first place in a batch with a row that is out of range, vacant, repeated, or of another status; or -1.
+
+    ``mark`` is a number that no batch has used before.
+    """
+    for place in range(len(batch)):
+        if batch[place] < 0 or batch[place] >= len(rows):
+            return place
+        row = unsigned(batch[place])
+        if rows[row, MARK] == mark:
+            return place
+        if rows[row, STATUS] == VACANT or (status != OCCUPIED and rows[row, STATUS] != status):
+            return place
+        mark_row(rows, row, mark)
+    return -1
+
+
+@inlined
+def is_unfilled(rows: Int32Array, num_known: Int32Array, row: int) -> bool:
+    """Whether a row has unknown tokens."""
+    return bool(0 < num_known[row] < rows[row, NUM_TOKENS])
+
+
+@takes(Like.ROWS, Like.IDS, Like.IDS)
+@compiled
+def first_unfilled(rows: Int32Array, num_known: Int32Array, batch: Int32Array) -> int:
+    """Find the first place in a batch with a row that has unknown tokens, or -1."""
+    for place in range(len(batch)):
+        if is_unfilled(rows, num_known, batch[place]):
+            return place
+    return -1

@@ -1,0 +1,434 @@
+"""Windows across groups: they slide when a step has run, and what they leave stays cached where later prompts can hit.
+
+:mod:`pagedkv.space.windows` releases blocks below a window, :mod:`pagedkv.space.windows` draws which
+of them stay cached in groups that *shed* the others: those at ends of prompts and sequences, and at junctions.
+
+Retaining: of the blocks that leave a window, those that a later prompt can hit stay cached, and no others.
+
+A prompt hits a window group if the window before the hit's end is cached. Most of the blocks that a sequence leaves
+behind are hardly ever needed for that. So an unreferenced block is kept for a reason, which is added to its record
+(``KEPT``) when a sequence moves past it or ends:
+
+``AT_END``
+    It is in the window before a sequence's end, or before its prompt's end while the sequence lives. A later prompt
+    that continues from there removes the reason, since its own end replaces this one.
+``AT_JUNCTION``
+    It is in the window before a place where a prompt has left a known chain that continues differently; or it follows
+    that place, if hits may end inside a block.
+``AT_RESEND``
+    It is in the window before the last boundary but one of a prompt of whole blocks that ended there. When that prompt
+    is sent again, it hits up to this boundary, since its last token is always computed. A later prompt that continues
+    from its end removes the reason.
+
+States are kept like windows: the checkpoint before an end, and before a junction. Those in between that a long prompt
+has passed are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
+
+All other blocks are *shed* with their last reference: they become spare, which means that they are evicted first
+(:mod:`pagedkv.blocks.life_cycle`)::
+
+    blocks of a window group    0    1    2    3    4    5    6    7    8    9
+                              spare spare [ junction ] spare spare spare [  end   ]
+                                                     ^ a prompt left the chain    ^ the sequence ended
+
+The rule is that of promise 22 of docs/design.md. It requires knowing where prompts branch, so it is in force only where
+a group that keeps whole prefixes has prefix caching as well.
+
+Windows and chunks: the blocks below them are released as a sequence moves on.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.blocks.block_pool import BlockPool
+from pagedkv.blocks.leasing import is_leased
+from pagedkv.blocks.life_cycle import is_spare, make_cached, make_spare
+from pagedkv.blocks.prefix_index import find
+from pagedkv.blocks.record import (
+    AT_END,
+    AT_JUNCTION,
+    AT_RESEND,
+    KEPT,
+    NAME,
+    NULL_BLOCK,
+    REF_COUNT,
+    PoolArrays,
+    add_reasons,
+    keep_instead,
+    keep_only_for,
+)
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.space.feature import SpaceFeature
+from pagedkv.space.matching import PrefixHit
+from pagedkv.space.releasing import release_or_shed
+from pagedkv.space.rows import (
+    AT,
+    BLOCK_SIZE,
+    ENDS_HITS,
+    FIRST_BLOCK,
+    FROZEN,
+    HIT_ALIGNMENT,
+    HITS_INSIDE,
+    KIND,
+    LAST_STEP,
+    NAME_IN_POOL,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DIGESTED,
+    NUM_PLANNED,
+    NUM_PUBLISHED,
+    NUM_SINK_BLOCKS,
+    NUM_TOKENS,
+    PLANNED,
+    RECURRENT,
+    RUNNING,
+    SHEDS,
+    SPAN,
+    STATUS,
+    GroupArrays,
+    first_block_of_hit,
+    first_needed_token,
+    put_entry,
+    serves,
+    set_first_block,
+)
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import InFlightStep
+
+__all__ = [
+    "JUNCTION",
+    "NUM_ENDS",
+    "PROMPT_END",
+    "PROMPT_LENGTH",
+    "WindowFeature",
+    "carrier_of",
+    "keep",
+    "keep_ends",
+    "move_boundary",
+    "move_end_on",
+    "note_junction",
+    "shed_unkept",
+    "slide",
+]
+
+
+class WindowFeature(SpaceFeature):
+    """The part of the operations that moves windows, chunks and states on, for groups that do not keep whole prefixes.
+
+    Attributes:
+        ends: for each of these groups int32 ``[max_sequences, NUM_ENDS]``, the positions before which blocks stay
+            cached, if the group sheds blocks; else empty.
+    """
+
+    def __init__(self, state: SpaceState) -> None:
+        """Begin without any sequence. O(rows)."""
+        self._state = state
+        self._sliding = tuple(group for group in state.groups if not group.keeps_whole_prefix)
+        num_rows = state.config.max_sequences
+        self.ends = {
+            group.index: np.zeros((num_rows if group.arrays.parameters[SHEDS] else 0, NUM_ENDS), np.int32)
+            for group in self._sliding
+        }
+
+    # Sliding
+
+    def computed(self, step: InFlightStep) -> None:
+        """Release the blocks that the step's rows, and rows that waited for it, no longer need."""
+        state, rows = self._state, step.rows
+        is_alive = (state.serials[rows] == step.serials) & (state.rows[rows, STATUS] == RUNNING)
+        batch, computed = rows[is_alive], step.ends[is_alive]
+        waited = self._rows_that_waited(step)
+        for group in self._sliding:
+            self._slide(group, batch, computed)
+            self._slide(group, waited, state.rows[waited, group.planned])
+
+    def _rows_that_waited(self, step: InFlightStep) -> Int32Array:
+        """Find rows for which other rows computed in a settled step, and that are in no later one: forks, and hits."""
+        state = self._state
+        number = step.plan.step_id - state.num_steps_before
+        has_waited = (state.relies_on == number) & (state.rows[:, LAST_STEP] <= number)
+        return np.flatnonzero(has_waited & (state.rows[:, STATUS] == RUNNING)).astype(np.int32)
+
+    def moved_on(self, batch: Int32Array) -> None:
+        """Release the blocks that rows whose tokens are all computed no longer need."""
+        for group in self._sliding:
+            self._slide(group, batch, self._state.rows[batch, NUM_TOKENS])
+
+    def _slide(self, group: Group, batch: Int32Array, computed: Int32Array) -> None:
+        """Release blocks of a group, with ``computed[i]`` tokens of ``batch[i]`` computed."""
+        chain = self._chain_beside(group)
+        slide(*group.view, batch, computed, self.ends[group.index], chain.pool.arrays, chain.arrays)
+
+    def _chain_beside(self, group: Group) -> Group:
+        """Find a group with the same digests that keeps whole prefixes; the group itself if there is none."""
+        beside = self._state.lanes[group.lane] if group in self._state.shedding_groups else ()
+        return next((other for other in beside if other.keeps_whole_prefix), group)
+
+    # What stays cached
+
+    def prompt_known(self, row: int, num_tokens: int, hit: PrefixHit) -> None:
+        """Keep the blocks before the prompt's end, and before the place where it leaves a known chain."""
+        for group in self._state.shedding_groups:
+            alignment = int(group.arrays.parameters[HIT_ALIGNMENT])
+            ends, pool, hits = self.ends[group.index], group.pool.arrays, hit.block_ids[group.index]
+            ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
+            ends[row, PROMPT_LENGTH] = num_tokens
+            ends[row, JUNCTION] = hit.junction
+            if hit.junction == hit.num_whole_tokens:
+                note_junction(pool, hits)
+            else:
+                chain = self._chain_beside(group)
+                chain_hits = hits[:0] if chain is group else hit.block_ids[chain.index]
+                move_end_on(pool, group.arrays, hits, chain.pool.arrays, chain_hits)
+
+    def state_kept(self, row: int, position: int) -> None:
+        """Keep the blocks before a position up to which a prompt's states are kept."""
+        for group in self._state.shedding_groups:
+            self.ends[group.index][row, PROMPT_END] = position
+
+    def forked(self, parent: int, children: Int32Array) -> None:
+        """Copy the parent's places to its children."""
+        for group in self._state.shedding_groups:
+            self.ends[group.index][children] = self.ends[group.index][parent]
+
+    def leaving(self, batch: Int32Array) -> None:
+        """Mark the blocks to be kept before the rows release them."""
+        for group in self._state.shedding_groups:
+            chain = self._chain_beside(group)
+            keep_ends(*group.view, batch, self.ends[group.index], chain.pool.arrays, chain.arrays)
+
+    def dropped(self, pool: BlockPool, blocks: Int32Array) -> None:
+        """Shed those of the blocks that are unreferenced now, and that no later prompt can hit."""
+        for group in self._state.shedding_groups:
+            if group.pool is pool:
+                shed_unkept(pool.arrays, group.arrays, blocks)
+
+    def cleared(self, batch: Int32Array) -> None:
+        """Clear the places of the rows."""
+        for group in self._state.shedding_groups:
+            self.ends[group.index][batch] = 0
+
+
+# Columns of a group's ``ends``, int32 ``[max_sequences, NUM_ENDS]``: positions of a row where hits can end; 0: none.
+PROMPT_END: Final = 0
+JUNCTION: Final = 1
+LAST_BOUNDARY: Final = 2  # where the sequence would end if it ended now
+PROMPT_LENGTH: Final = 3  # tokens of the prompt, whether or not hits can end there
+NUM_ENDS: Final = 4
+
+
+@inlined
+def is_left_inside(group: GroupArrays, index: int, junction: int) -> bool:
+    """Whether prompts have left the chain inside logical block ``index``, and its leading tokens may be hit."""
+    return bool(group.parameters[HITS_INSIDE] and junction > 0 and index == junction // group.parameters[BLOCK_SIZE])
+
+
+@compiled
+def keep(pool: PoolArrays, group: GroupArrays, rows: Int32Array, ends: Int32Array, row: int, index: int) -> None:
+    """Add the reasons to keep logical block ``index``, which the row is about to release, for the row's ends."""
+    is_at_end = serves(group, index, ends[row, PROMPT_END]) or serves(group, index, ends[row, LAST_BOUNDARY])
+    why = AT_END if is_at_end else 0
+    if serves(group, index, ends[row, JUNCTION]) or is_left_inside(group, index, ends[row, JUNCTION]):
+        why |= AT_JUNCTION
+    if why:
+        keep_for(pool, group, rows, row, index, why)
+
+
+@compiled
+def keep_for(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, why: int) -> None:
+    """Add reasons to keep a row's block to the block with the name of its content."""
+    block = carrier_of(pool, group, rows, row, index)
+    if block != NULL_BLOCK:
+        if is_spare(pool, block):
+            make_cached(pool, block)
+        add_reasons(pool.records, block, why)
+
+
+@compiled
+def carrier_of(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int) -> int:
+    """Find the block that has the name of a row's block's content: itself, another until they merge, or none."""
+    block = group.table[row, index]
+    if pool.records[block, NAME]:
+        return int(block)
+    if index >= rows[row, group.parameters[AT] + NUM_DIGESTED]:
+        return NULL_BLOCK
+    return find(pool, group.parameters[NAME_IN_POOL], pool.digests[block])
+
+
+@compiled
+def move_boundary(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    ends: Int32Array,
+    row: int,
+    num_tokens: int,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Advance a row's last hit boundary to its computed tokens; blocks kept for the old one lose that reason.
+
+    Args:
+        chain_pool, chains: a group of equal block size that keeps whole prefixes, or this group again if there is none;
+            then no reasons are removed, and the blocks stay until they are evicted.
+    """
+    boundary = num_tokens // group.parameters[HIT_ALIGNMENT] * group.parameters[HIT_ALIGNMENT]
+    before = ends[row, LAST_BOUNDARY]
+    ends[row, LAST_BOUNDARY] = boundary
+    if boundary > before and before != ends[row, PROMPT_END]:
+        drop_end_reasons(pool, group, rows, row, before, boundary, 0, chain_pool, chains)
+
+
+@compiled
+def drop_end_reasons(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    end: int,
+    later: int,
+    why: int,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Remove ``AT_END`` from the blocks that a row left before ``end``, except for ``later``; add ``why`` if not 0."""
+    parameters = group.parameters
+    block_size = parameters[BLOCK_SIZE]
+    first = first_block_of_hit(parameters[KIND], parameters[SPAN], end, block_size, parameters[ENDS_HITS])
+    stop = min(rows[row, parameters[AT] + FIRST_BLOCK], end // block_size)
+    for index in range(max(first, parameters[NUM_SINK_BLOCKS]), stop):
+        if not serves(group, index, later) and chains.table[row, index] != NULL_BLOCK:
+            digest = chain_pool.digests[chains.table[row, index]]
+            replace_reason(pool, find(pool, parameters[NAME_IN_POOL], digest), AT_END, why)
+
+
+@compiled
+def keep_ends(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    ends: Int32Array,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Add the reasons to keep blocks of rows that are about to be released; their sequences end at computed tokens."""
+    at = group.parameters[AT]
+    for row in batch:
+        record = rows[row]
+        if record[FROZEN]:
+            continue
+        num_tokens = min(record[at + NUM_PUBLISHED] * group.parameters[BLOCK_SIZE], record[NUM_PLANNED])
+        move_boundary(pool, group, rows, ends, row, num_tokens, chain_pool, chains)
+        for index in range(record[at + NUM_BLOCKS]):
+            if group.table[row, index] != NULL_BLOCK:
+                keep(pool, group, rows, ends, row, index)
+        if ends[row, LAST_BOUNDARY] > ends[row, PROMPT_END]:
+            boundary = ends[row, LAST_BOUNDARY]
+            is_prompt = boundary == ends[row, PROMPT_LENGTH] and group.parameters[KIND] != RECURRENT
+            why = AT_RESEND if is_prompt else 0
+            drop_end_reasons(pool, group, rows, row, ends[row, PROMPT_END], boundary, why, chain_pool, chains)
+
+
+@inlined
+def replace_reason(pool: PoolArrays, block: int, former: int, why: int) -> None:
+    """Replace a reason to keep a block, if it has that one; no effect on a null, spare or leased block."""
+    if block != NULL_BLOCK and not is_spare(pool, block) and not is_leased(pool, block):
+        if pool.records[block, KEPT] & former:
+            keep_instead(pool.records, block, former, why)
+        shed(pool, block)
+
+
+@inlined
+def shed(pool: PoolArrays, block: int) -> None:
+    """Make a named block spare if it is unreferenced and has no reason to be kept."""
+    if pool.records[block, REF_COUNT] == 0 and not pool.records[block, KEPT]:
+        make_spare(pool, block)
+
+
+@compiled
+def shed_unkept(pool: PoolArrays, group: GroupArrays, blocks: Int32Array) -> None:
+    """Make those blocks spare that are named in this group, unreferenced, and without a reason to be kept."""
+    for block in blocks:
+        if pool.records[block, NAME] == group.parameters[NAME_IN_POOL]:
+            shed(pool, block)
+
+
+@compiled
+def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
+    """Record that prompts branch where a hit ends. ``hits``: its blocks, null where none is needed."""
+    for block in hits:
+        if block != NULL_BLOCK:
+            add_reasons(pool.records, block, AT_JUNCTION)
+
+
+@compiled
+def move_end_on(
+    pool: PoolArrays, group: GroupArrays, hits: Int32Array, chain_pool: PoolArrays, chain_hits: Int32Array
+) -> None:
+    """Record that a prompt continues where a hit ends: if a sequence ended there, its end moves on.
+
+    If that was a prompt of whole blocks, the reason for sending it again is removed as well.
+
+    Args:
+        hits: the blocks of the hit, null where none is needed.
+        chain_pool, chain_hits: its blocks in a group of equal block size that keeps whole prefixes; empty if there is
+            no such group.
+    """
+    for block in hits:
+        if block != NULL_BLOCK and not is_leased(pool, block):
+            keep_only_for(pool.records, block, AT_JUNCTION)
+    parameters = group.parameters
+    kind, span, block_size = parameters[KIND], parameters[SPAN], parameters[BLOCK_SIZE]
+    end = len(hits) * block_size
+    resent = max(0, end - parameters[HIT_ALIGNMENT])
+    first = first_block_of_hit(kind, span, resent, block_size, parameters[ENDS_HITS])
+    stop = first_block_of_hit(kind, span, end, block_size, parameters[ENDS_HITS])
+    for index in range(max(first, parameters[NUM_SINK_BLOCKS]), min(stop, len(chain_hits))):
+        digest = chain_pool.digests[chain_hits[index]]
+        replace_reason(pool, find(pool, parameters[NAME_IN_POOL], digest), AT_RESEND, 0)
+
+
+@compiled
+def slide(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    computed: Int32Array,
+    ends: Int32Array,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Release the blocks that the rows of a batch no longer need.
+
+    ``computed[i]`` tokens of ``batch[i]`` are acknowledged. Blocks that a step in flight still reads stay, since such a
+    step begins at or after that position. Drafts do not count, as they may be rolled back, nor does what the row is to
+    compute again in the open step, which reads a window before it.
+
+    Args:
+        ends: int32 ``[max_sequences, NUM_ENDS]``, the ends of all rows (:mod:`~pagedkv.space.windows`).
+        chain_pool, chains: as for :func:`~pagedkv.space.windows.move_boundary`.
+    """
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    for place in range(len(batch)):
+        row = batch[place]
+        query = min(computed[place], rows[row, NUM_ACCEPTED], rows[row, group.parameters[PLANNED]])
+        first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
+        stop = min(first_token // block_size, rows[row, at + NUM_BLOCKS])
+        first = rows[row, at + FIRST_BLOCK]
+        if stop <= first:
+            continue
+        if group.parameters[SHEDS]:
+            move_boundary(pool, group, rows, ends, row, query, chain_pool, chains)
+        for index in range(stop - 1, max(first, group.parameters[NUM_SINK_BLOCKS]) - 1, -1):
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            if group.parameters[SHEDS]:
+                keep(pool, group, rows, ends, row, index)
+            release_or_shed(pool, group, block, rows[row, LAST_STEP])
+            put_entry(group.table, row, index, NULL_BLOCK)
+        set_first_block(rows, row, at, stop)
