@@ -72,6 +72,7 @@ ENGINE: Final[dict[str, object]] = {
     "max_epoch_lag": 0,
     "beyond_context": "refuse",
     "self_test": True,
+    "accept_differences": False,
     "warm_up": True,
     "capture_steps": True,
     "compile_model": False,

@@ -236,7 +236,7 @@ SIGNALS = {
     "pagedkv.cli.interrupting.Terminated": "SIGTERM, as KeyboardInterrupt is Ctrl-C",
     "pagedkv.engine.answer_stream.OutletClosedError": "between threads of the engine",
     "pagedkv.planner.capacity.pool_hits.StoppedError": "ends the other measurements beside a failed one",
-    "pagedkv.server.disconnects.ClientGoneError": "ends the work for a client that has gone",
+    "pagedkv.server.errors.ClientGoneError": "ends the work for a client that has gone",
     "pagedkv.server.errors.ApiError": "the response that a client gets",
 }
 """Exceptions that never leave the room that raises them, and why there are such."""

@@ -9,7 +9,9 @@ import pytest
 from benchmarks.catalogue import MODULES
 from benchmarks.repository import ROOT
 
-INNER: Final = re.compile(r"^\s*(?:from|import) pagedkv\.(?:memory|serving|planner)\b.*", re.MULTILINE)
+INNER: Final = re.compile(
+    r"^\s*(?:from|import) pagedkv\.(?:memory|serving|planner|blocks|contract|compilation)\b.*", re.MULTILINE
+)
 FILES: Final = (
     *(ROOT / f"{module.replace('.', '/')}.py" for module in MODULES),
     *sorted((ROOT / "benchmarks" / "side_by_side").glob("*.py")),
