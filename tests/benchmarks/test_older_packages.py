@@ -9,7 +9,8 @@ import pytest
 from benchmarks.catalogue import MODULES
 from benchmarks.repository import ROOT
 
-INNER: Final = re.compile(
+ROOMS: Final = "memory|serving|planner|blocks|contract|compilation"
+INNER: Final = re.compile(rf"^\s*(?:from|import) pagedkv\.(?:{ROOMS})\b.*", re.MULTILINE)
     r"^\s*(?:from|import) pagedkv\.(?:memory|serving|planner|blocks|contract|compilation)\b.*", re.MULTILINE
 )
 FILES: Final = (
