@@ -11,8 +11,6 @@ from benchmarks.repository import ROOT
 
 ROOMS: Final = "memory|serving|planner|blocks|contract|compilation"
 INNER: Final = re.compile(rf"^\s*(?:from|import) pagedkv\.(?:{ROOMS})\b.*", re.MULTILINE)
-    r"^\s*(?:from|import) pagedkv\.(?:memory|serving|planner|blocks|contract|compilation)\b.*", re.MULTILINE
-)
 FILES: Final = (
     *(ROOT / f"{module.replace('.', '/')}.py" for module in MODULES),
     *sorted((ROOT / "benchmarks" / "side_by_side").glob("*.py")),
