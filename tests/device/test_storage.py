@@ -108,7 +108,7 @@ def test_bytes_are_those_of_the_models(name: str) -> None:
 def test_blocks_and_bytes_are_those_of_a_replay(name: str, gib: int) -> None:
     """As ``pagedkv replay --model NAME --memory GIB`` counts them, and as memory is then allocated."""
     serving = pytest.importorskip("pagedkv.cli.serving", reason="the command line is not installed")
-    options = serving.ServingOptions(model=name, memory_gib=gib)
+    options = serving.ServingOptions(model=name, memory=str(gib))
     replayed, _ = options.configuration(1000)
     model = read_model(name)
     groups = groups_of(model, 16)
