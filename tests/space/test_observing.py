@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, BlockSpace, Load, hash_request_tokens
+from pagedkv import Allocation, BlockSpace, Load, Shortage, hash_request_tokens
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.space import ObservedSpace, PrefixHit, SpaceObserver
@@ -165,7 +165,7 @@ def test_an_observer_is_called_at_the_moments_that_it_overrides() -> None:
 def test_what_is_refused_is_no_moment() -> None:
     space, diary = new_space(num_blocks=3), _Diary()
     space.observe(diary)
-    assert not hasattr(space.allocate(np.arange(100)), "row")  # a shortage
+    assert isinstance(space.allocate(np.arange(100)), Shortage)
     assert diary.moments == []
 
 
