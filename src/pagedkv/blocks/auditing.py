@@ -368,13 +368,13 @@ def check_leases(pool: BlockPool) -> None:
     misplaced = first_misplaced(pool.arrays)
     assert misplaced == NULL_BLOCK, f"{pool.name}: leased block {misplaced} is not where the order of leases has it"
     fault = _leased_fault(pool.arrays, np.flatnonzero(free_leased(pool.arrays)).astype(np.int32))
-    assert fault == NO_FAULT, f"{pool.name}: {FAULTS[fault]}"
+    assert fault == NO_FAULT, f"{pool.name}: {LEASE_FAULTS[fault]}"
 
 
 def check_ghosts(pool: BlockPool) -> None:
     """Check the ghosts. Raises AssertionError with the first contradiction. O(blocks + ghosts)."""
     fault = _ghosts_fault(pool.arrays)
-    assert fault == NO_GHOST_FAULT, f"{pool.name}: {FAULTS[fault]}"
+    assert fault == NO_GHOST_FAULT, f"{pool.name}: {GHOST_FAULTS[fault]}"
 
 
 FEATURE_AUDITS: Final[tuple[Callable[[BlockPool], None], ...]] = (
