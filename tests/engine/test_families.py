@@ -48,7 +48,7 @@ def test_a_family_answers_so_with_guesses(name: str) -> None:
     model = make_model(name)
     prompts = PROMPTS if name in NUM_BLOCKS else REPETITIVE  # windows alone are preempted behind these
     references = reference(model, prompts)
-    speculating = replace(CONFIG, num_blocks=13 if name in NUM_BLOCKS else 18, speculation=PromptLookup())
+    speculating = replace(CONFIG, num_blocks=10 if name in NUM_BLOCKS else 18, speculation=PromptLookup())
     for config in (speculating, replace(speculating, preemption="swap", num_host_blocks=60, min_partial_hit=1)):
         llm = LLM(model, config)
         poison(llm)

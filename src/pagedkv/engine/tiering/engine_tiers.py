@@ -300,6 +300,7 @@ class EngineTiers:
         except UnsupportedModelError as problem:
             _close(self._tiers, time.monotonic())
             self._tiers.clear()
+            self._offers.drop()  # its queues are those of the tiers
             LOG.warning("all tiers are left out after new weights: %s", problem)
             return
         for tier in list(self._tiers):
