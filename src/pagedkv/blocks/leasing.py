@@ -18,14 +18,8 @@ the latest of their ends. When that lease ends early, the others keep the blocks
     30 -- 30 -- 30 -- 30                             20 -- 20    both end
            +--- 20 -- 20     once 30 is ended:              +--- 20 -- 20
 
-:mod:`pagedkv.blocks.leasing` finds the leases that end first and last and the blocks that they share, so that
-all this costs O(log leased blocks) for each block of the lease, whatever the number of leases.
-
-The order of free leased blocks: by the ends of their leases, and below their parents.
-
-Only this module writes the links of these blocks (``lease_links``, and the two links of their records, since they are
-in no list), the number of their release (``RELEASED``), and the list of *unsettled* blocks. The consequences of the end
-of a lease are handled elsewhere.
+The order below finds the leases that end first and last and the blocks that they share, so that all this costs
+ O(log leased blocks) for each block of the lease, whatever the number of leases.
 
 A free leased block is in two orders (:mod:`pagedkv.blocks.treap`): by end, to find the leases that end first and
 last, and below its parent, to find the leased blocks that share a prefix. Usually a parent's lease ends no earlier than

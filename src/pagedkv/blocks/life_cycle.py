@@ -15,8 +15,7 @@ The block's ``HOLD_STEP`` is raised to that step, even while other references re
 block waits for the latest of these steps. Every step has a list of the blocks that wait for it, so the cost of settling
 a step is proportional to the blocks that it frees.
 
-This module decides when a block changes. The columns are written by :mod:`~pagedkv.blocks.record`, and free
-blocks are ordered by :mod:`~pagedkv.blocks.free_queue`. Sequences and tables are handled elsewhere. Optional
+Free blocks are ordered by :mod:`~pagedkv.blocks.free_queue`. Sequences and tables are handled elsewhere. Optional
 features are called through :mod:`~pagedkv.blocks.moments`.
 
 Spare blocks: cached blocks that are evicted before all others.

@@ -1,55 +1,36 @@
 """The record of each block of one pool: flat arrays, with a row of small integers a block.
 
-This module defines the layout only;  A
-record is 14 adjacent int32, since every operation on a block reads several of them (reference count, links, name), and
-one cache line then serves them all; see docs/decisions/0002-block-records.md. Zero means "nothing" in every column, so
-that a million blocks cost one ``np.zeros``. Block 0 is the null block. It is never linked, named or allocated, so its
-id can stand for "none" and its record is the free queue's sentinel.
+A record is 14 adjacent int32, since every operation on a block reads several of them (reference count, links, name),
+and one cache line then serves them all; see docs/decisions/0002-block-records.md. Zero means "nothing" in every
+column, so that a million blocks cost one ``np.zeros``. Block 0 is the null block. It is never linked, named or
+allocated, so its id can stand for "none" and its record is the free queue's sentinel.
 
 Bytes a block, at 16 tokens::
 
     record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
 
-To this come the arrays of the eviction policy (nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive policy, 218
-to 250 for the learning policy) and those of :class:`PoolFeatures`.
+To this come the arrays of the eviction policy (nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive policy,
+218 to 250 for the learning policy) and those of :class:`PoolFeatures`.
 
-The columns of a block's record that change most often: its place, its references, and the steps that use it.
-
-Only this module writes ``QUEUE`` (the place), ``REF_COUNT``, ``HOLD_STEP``, ``PENDING_STEP`` and ``LIFE``, and the
-counts that follow from places. Each function makes one change to one block. The decisions are made by the block's life
-cycle (:mod:`~pagedkv.blocks.life_cycle`), by the modules that order free blocks, and by operations on rows where
-steps write blocks.
-
-::
+The functions here each make one change to one block; the decisions are made by its life cycle
+(:mod:`~pagedkv.blocks.life_cycle`), by the modules that order free blocks, and by operations on rows. ``QUEUE`` is the
+place of a block::
 
     NEW --content is on its way--> IN_USE ----------> FREE             places; a block that is FREE and named is cached
      ^                               ^  '--> DEFERRED --'
      '---------- begin_life ---------+----------------'                a reference to a free block leads back
-
-Links between free blocks. Only this module writes the columns ``NEXT`` and ``PREVIOUS``.
 
 A free or deferred block is in one circular list; the list's sentinel is a record of its own. A free leased block is
 instead in one tree (:mod:`~pagedkv.blocks.treap`), which uses the same two columns for a node's two subtrees.
 Blocks that are being moved from one to the other form a *chain*: each links to the next, and the last to the null
 block. The lists and their meaning are defined in :mod:`~pagedkv.blocks.free_queue`.
 
-Writes of one column of a block's record: why the block stays cached, or a hint for walks of its chain.
+One column has two meanings. In groups with chains that are walked it is ``AHEAD``, a block further down the chain for
+prefetching; their blocks stay cached without a reason. In window groups, which are not walked, it is ``KEPT``, the
+reasons for which a block is kept, as bits (:mod:`pagedkv.space.windows`). ``SPARE`` marks a spare block in both.
 
-In groups with chains that are walked the column is ``AHEAD``, a block further down the chain for prefetching; their
-blocks stay cached without a reason. In window groups, which are not walked, it is ``KEPT``, the reasons for which a
-block is kept, as bits (:mod:`pagedkv.space.windows`). ``SPARE`` marks a spare block in both.
-
-The numbers of the open step and of the last settled one. Only this module writes ``OPEN_STEP`` and ``SETTLED_STEP``.
-
-Blocks store steps in 32 bits (:mod:`~pagedkv.blocks.record`), so all numbers are lowered from time to time.
-
-The caller's clock, which policies read. Only this module writes ``CLOCK_US`` and ``HAS_CLOCK``.
-
-The arrays of an empty pool: no block is in use or cached.
-
-The causes for which names are lost. The pool passes one whenever it removes a name, but does not store it.
-
-Ghosts store them (:mod:`~pagedkv.blocks.ghosts`), in pools that have ghosts.
+Blocks store steps in 32 bits, so all numbers are lowered from time to time. The caller's clock is kept for policies.
+Whenever the pool removes a name it passes a cause, which ghosts store (:mod:`~pagedkv.blocks.ghosts`).
 """
 
 from typing import Final, NamedTuple

@@ -12,11 +12,9 @@ matches a draft before it is accepted; so their ids may still be replaced, and o
 
 Draft states across groups: how many tokens may be open, the blocks of their states, and which become current.
 
-:mod:`pagedkv.space.drafting` draws them. A token is *open* while it is not accepted: a draft, an unknown token,
+A token is *open* while it is not accepted: a draft, an unknown token,
 or a filled one whose step is not acknowledged. A space has this feature if a group is a recurrent state, even one
 without draft states, which cannot be rolled back.
-
-Draft states: a recurrent state for each position that is not accepted yet, and how an accepted one becomes current.
 
 A recurrent group's table has one block for the current state, which steps advance in place. A state that may be refused
 must not be advanced in place. So the state of each position from ``NUM_ACCEPTED`` on is in a block of its own, in the

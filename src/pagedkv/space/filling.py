@@ -1,10 +1,8 @@
 """Unknown tokens across groups: appended before they are sampled, filled in afterwards, dropped with failed steps.
 
-:mod:`pagedkv.space.filling` draws what a step samples. A row that ever had unknown tokens counts as
+A row that ever had unknown tokens counts as
 *overlapped*: blocks that it completes are published when the step that computed them is acknowledged. This lasts until
 known tokens are appended to the row, or it is declared computed.
-
-Unknown tokens: appended before they are sampled, and filled in once they were.
 
 A step that is planned before the last one was sampled computes positions whose tokens are not known yet. The row gets
 them as *unknown* tokens, which have slots but no content. The token of position ``q`` is sampled by the step that

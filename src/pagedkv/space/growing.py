@@ -3,11 +3,8 @@
 The compiled loops take one number of drafts for all rows. If rows have different numbers, the batch is checked and its
 blocks are counted as a whole; then rows with equal numbers grow together, one part after the other.
 
-Growing: new tokens and table entries for whole batches of rows, including copies on write.
-
-Writes the entries of the tables and the columns of :mod:`~pagedkv.space.rows` that count them. Shortages are
-not handled here: callers first call :func:`count_growth` and :func:`count_copies`, which are exact and change nothing,
-and then :func:`grow`.
+The loops know no shortage: :func:`count_growth` and :func:`count_copies`, which are exact and change nothing, are
+called before :func:`grow_rows`.
 
 A row of a table, here a sliding window with one sink block::
 
@@ -15,12 +12,8 @@ A row of a table, here a sliding window with one sink block::
             [sink] [null][null][null][block][block][block][----]
                                      ^FIRST_BLOCK          ^NUM_BLOCKS
 
-Which row computes the blocks that several rows wait for; :mod:`pagedkv.space.growing` draws the rule.
-
-A row that shares blocks which another row's step computes *relies* on that step: if the step fails, the row's memory is
-undefined. A row that leaves the open step hands over the computation that others wait for, and stops relying on it.
-
-Pending blocks: of the rows that share a block, which one computes its tokens in the open step.
+A row that shares blocks which another row's step computes *relies* on that step: if the step fails, the row's memory
+is undefined. A row that leaves the open step hands over the computation that others wait for, and stops relying on it.
 
 Tokens without a planned step may be in shared blocks, after a fork before the prompt ran, or after a prefix hit on a
 prompt of the same step. Every such block is *pending* for the open step, and one running row that refers to it must

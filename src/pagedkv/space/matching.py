@@ -1,7 +1,7 @@
 """Matching: how far a prompt is cached, in all groups at once. It changes nothing.
 
 A hit is the longest prefix that every group with prefix caching can serve, without the prompt's last token. The passes
-below run in this order, each on the result of the one before. Each is a module, and is skipped if its feature is off::
+below run in this order, each on the result of the one before. Each is skipped if its feature is off::
 
     prompt -> chains -------> Known ----> boundaries ------> inside ----------> replays ----------> PrefixHit
               groups that     limit,      the longest        a longer one,      a longer one,
@@ -9,8 +9,8 @@ below run in this order, each on the result of the one before. Each is a module,
               prefixes, by                blocks of all      interval, inside   are computed again
               their links                 groups end         blocks
 
-An example with blocks of 4 tokens, a window of 8, and states that are kept every 8 tokens. All of the prompt was cached
-once, and ``x`` marks what is gone since::
+An example with blocks of 4 tokens, a window of 8, and states that are kept every 8 tokens. All of the prompt was
+cached once, and ``x`` marks what is gone since::
 
     position    0   4   8   12  16  20  24  28  32
     full        [##][##][##][##][##][##][##] x             chains       28 tokens: no hit is longer
@@ -22,15 +22,10 @@ The length of a hit is determined by a group that lacks a block for the next bou
 :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` names both. If only one group has prefix caching, and it keeps
 whole prefixes, only the first pass is needed.
 
-Matching a prompt: the passes in their order, and the answer made from their results.
+The first pass follows the blocks that a prompt hits in each group that keeps whole prefixes, from the start. A hit is
+no longer than the shortest chain, so each chain is followed only as far as the one before it reaches.
 
-If only one group has prefix caching, and it keeps whole prefixes, one walk of the first pass gives the whole answer.
-
-Tail: a block inside which a hit ends, as it travels from a match to the row that continues from it.
-
-Collecting a hit of a given length: the whole blocks of all groups before its end, if none lacks or awaits any.
-
-The second pass: the longest hit that ends where blocks of all groups end.
+The second pass finds the longest hit that ends where blocks of all groups end.
 
 A bound is lowered for the first of these reasons that applies, until none does:
 
@@ -49,35 +44,23 @@ window of 4; ``~~`` is pending::
     window       . [##][~~][~~][##]     computing 8 takes block 1, which is there; but block 4 is settled
     hit        |------|                 8 tokens
 
-The last pass: a hit that ends where windows have lost what it needs, if they may be computed again.
-
-:mod:`pagedkv.space.replaying` draws the use of such a hit. It ends where full attention ends; window groups have
+The last pass finds a hit that ends where windows have lost what it needs, if they may be computed again
+(:mod:`pagedkv.space.replaying` draws the use of such a hit). It ends where full attention ends; window groups have
 their sinks, which are never computed again.
 
-The first pass: the blocks that a prompt hits in each group that keeps whole prefixes, followed from the start.
+There are two kinds of groups. A group that keeps whole prefixes gives a *chain*. In a group that drops blocks
+(windows, chunks, states), only the blocks that a hit of some length needs are looked up by digest: its *lookup* has
+the digests of the prompt's blocks.
 
-A hit is no longer than the shortest chain, so each chain is followed only as far as the one before it reaches.
+The answer of a match is kept so that admitting the same prompt need not match again. It is valid only while the space
+does not change (its version shows that) and only for the prompt that was matched. That it is the same prompt is
+verified each time: an answer refers to the caller's token array, which may have been overwritten since, and a hit is
+granted only for equal content.
 
-What is known of a prompt before lengths are compared: the input of all passes but the first.
-
-There are two kinds of groups. A group that keeps whole prefixes gives a *chain*. In a group that drops blocks (windows,
-chunks, states), only the blocks that a hit of some length needs are looked up by digest: its *lookup* has the digests
-of the prompt's blocks.
-
-The answer of a match, kept so that admitting the same prompt need not match again.
-
-An answer is valid only while the space does not change (its version shows that) and only for the prompt that was
-matched. That it is the same prompt is verified each time: an answer refers to the caller's token array, which may have
-been overwritten since, and a hit is granted only for equal content.
-
-Prompts in the form that the space uses: checked tokens, extra keys by block, and digests. Changes nothing.
-
-Matching: how far a prompt is cached, verified token by token.
-
-Nothing here changes any state. In a group that keeps its whole prefix, each block stores its latest successor, so a
+Hits are verified token by token. In a group that keeps its whole prefix, each block stores its latest successor, so a
 long hit costs one comparison of tokens a block and no hashing; a digest is computed and looked up only where chains
-branch. In a group that may have lost parts of a prefix (windows, chunks, recurrent states), the blocks that a hit needs
-are looked up by digest, from the right end.
+branch. In a group that may have lost parts of a prefix (windows, chunks, recurrent states), the blocks that a hit
+needs are looked up by digest, from the right end.
 """
 
 import math

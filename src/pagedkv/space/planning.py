@@ -1,16 +1,10 @@
-"""Closing the open step into a plan: the buffer is sized, then each part is written straight into it.
+"""A step's life: it is closed into a plan, acknowledged or aborted; and what kernels read of it.
 
-The end of a step's preparation: which positions it computes, and which table entries the device must write.
-
-A plan's parts are written directly into its buffer (:mod:`pagedkv.plan_buffer`), one after the other.
-
-Inputs of attention kernels, for a plan or for rows: arguments are checked, then compiled loops read the tables.
-
-The inputs of attention kernels, read from the tables: the slot of every position of a step, and lists of pages.
-
-Acknowledging a step that has run: blocks that waited for it are freed, features act, duplicates merge.
-
-Aborting steps in flight: their effects are taken back, and what they leave undefined is lost.
+Closing: the buffer of the plan is sized, then each part (positions to compute, table entries to write) is written
+straight into it (:mod:`pagedkv.plan_buffer`). Inputs of attention kernels, the slot of every position and lists of
+pages, are read from the tables, for a plan or for rows. Acknowledging a step that has run frees the blocks that waited
+for it, and merges duplicates. Aborting takes the effects of steps in flight back, and what they leave undefined is
+lost.
 
 Content that the aborted steps were to compute, on device or host, counts as never computed::
 
@@ -21,8 +15,6 @@ Content that the aborted steps were to compute, on device or host, counts as nev
     blocks of a ticket             the answer lists the ticket: its blocks stay held, and may be computed again
     a recurrent state in place     lost, if the aborted range reads the block that it also writes; tokens that are not
                                    accepted have their own states, in groups that keep draft states
-
-The work that aborting a step leaves to be done again, in one row and group.
 """
 
 from operator import itemgetter

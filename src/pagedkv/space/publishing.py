@@ -2,8 +2,6 @@
 
 A block is *named* while it is in the prefix index, under its group and its digest.
 
-Publishing: full blocks get their names, and duplicates are found.
-
 This module decides which of two blocks with equal content has the name. A hit in a group that keeps its whole prefix is
 verified by links from parent to child. Groups that may have lost parts of a prefix are verified by the digest chain,
 which pagedkv then computes itself.
@@ -15,8 +13,6 @@ Duplicates: live blocks with the same content as a named block, replaced by it o
 Two rows may compute the same content, one after the other or in one step. The first block to be published gets the
 name (it is the *carrier*); the second stays unnamed until both are settled. Then every row that holds the duplicate is
 pointed at the carrier, and the duplicate is freed. If the carrier is gone by then, the duplicate is published instead.
-
-Merging: duplicates are replaced by their carriers, the blocks with their names, in all tables.
 """
 
 from typing import Final

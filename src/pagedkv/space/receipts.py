@@ -12,8 +12,6 @@ depends on the counts.
                 mark_computed    -> declared, together with tokens that were not planned yet
 
 Receipts as numbers: what an acknowledged step adds for its rows, and for every row the blocks that it refers to.
-
-:mod:`pagedkv.space.receipts` holds the counts and defines them.
 """
 
 from typing import Final, NamedTuple

@@ -3,13 +3,12 @@
 Owns construction and the few look-ups that every operation needs. Groups of equal block size share a *lane*, with one
 digest chain for each row, computed once for all of them.
 
-Whether there are enough free blocks for an operation. Nothing here changes anything.
+Whether there are enough free blocks for an operation is asked here, too. The needs of an operation are given by tenant
+and pool (:data:`Needs`). A space without tenants has a :class:`Room`, in which all blocks are for
+:data:`~pagedkv.blocks.record.NO_TENANT`. A space with tenants has a room of its own in its place, which counts each
+one's share (:mod:`pagedkv.space.tenants`).
 
-The needs of an operation are given by tenant and pool (:data:`Needs`). A space without tenants has a :class:`Room`, in
-which all blocks are for :data:`~pagedkv.blocks.record.NO_TENANT`. A space with tenants has a room of its own in
-its place, which counts each one's share (:mod:`pagedkv.space.tenants`).
-
-Checks of batches of rows: every row exists and has the right status, or an error names the row and its status.
+So are batches of rows checked: every row exists and has the right status, or an error names the row and its status.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,19 +1,9 @@
 """Recurrent states at the ends of prompts: where they are to be kept, and naming those that a plan computes.
 
-:mod:`pagedkv.space.states` draws a kept state; :mod:`pagedkv.space.matching` finds one for a
-prompt, and :mod:`pagedkv.space.partial_hits` lets a row continue from it.
-
-The third pass: longer hits, which end inside a state's interval, where a state was kept.
-
-They end at boundaries of all other groups.
-
-States at the ends of prompts, across groups: where they are to be kept, and which are kept.
-
-:mod:`pagedkv.space.states` draws such a state. This module records the lengths of the tails that are kept
-behind each parent, so that a prompt tries only those. A record is a hint: it holds only while the block's life is the
-recorded one, and a hit is granted only for equal digest and tokens.
-
-Kept states at the ends of prompts: named inside an interval, found again, and continued from.
+They give the third pass of matching longer hits, which end inside a state's interval, at boundaries of all other
+groups; :mod:`pagedkv.space.partial_hits` lets a row continue from one. ``Checkpoints`` records the lengths of the
+tails that are kept behind each parent, so that a prompt tries only those. A record is a hint: it holds only while the
+block's life is the recorded one, and a hit is granted only for equal digest and tokens.
 
 A recurrent group's block stands for an interval of tokens. While it is partly filled, it is the state that a sequence
 advances in place, so it has no name. But the state after the last whole interval of a prompt is worth keeping. Such a

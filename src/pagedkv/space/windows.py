@@ -1,9 +1,6 @@
 """Windows across groups: they slide when a step has run, and what they leave stays cached where later prompts can hit.
 
-:mod:`pagedkv.space.windows` releases blocks below a window, :mod:`pagedkv.space.windows` draws which
-of them stay cached in groups that *shed* the others: those at ends of prompts and sequences, and at junctions.
-
-Retaining: of the blocks that leave a window, those that a later prompt can hit stay cached, and no others.
+Of the blocks that leave a window, those that a later prompt can hit stay cached, and no others: groups *shed* these.
 
 A prompt hits a window group if the window before the hit's end is cached. Most of the blocks that a sequence leaves
 behind are hardly ever needed for that. So an unreferenced block is kept for a reason, which is added to its record
@@ -32,8 +29,6 @@ All other blocks are *shed* with their last reference: they become spare, which 
 
 The rule is that of promise 22 of docs/design.md. It requires knowing where prompts branch, so it is in force only where
 a group that keeps whole prefixes has prefix caching as well.
-
-Windows and chunks: the blocks below them are released as a sequence moves on.
 """
 
 from typing import Final
