@@ -25,8 +25,8 @@ def test_an_engine_loads_what_another_one_has_stored_since_both_run(tmp_path: Pa
     one, other, without = (LLM(model, config(tmp_path, rescan_s)) for rescan_s in (None, 0.01, None))
     one.generate([LONG], SamplingParams(max_tokens=1))
     assert one.flush_tiers(SECONDS)
-    until = time.monotonic() + SECONDS
-    while not other.tier_statistics()[0].store.num_found:
+    until, num_stored = time.monotonic() + SECONDS, one.tier_statistics()[0].store.num_entries
+    while other.tier_statistics()[0].store.num_found < num_stored:
         assert time.monotonic() < until, "it is not found"
         threading.Event().wait(0.005)
     for llm, num_loaded in ((other, 64), (without, 0)):
