@@ -5,6 +5,8 @@ import errno
 import shutil
 import stat
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,6 +22,7 @@ from tests.tiers.faults.faulty_body import FaultyBody
 
 FINGERPRINT: Final = IDENTITY.fingerprint
 CALL_TIMEOUT_S: Final = 0.15
+UNMOUNTING_S: Final = 10.0
 NO_MEMORY: Final = "1"
 
 
@@ -135,9 +138,14 @@ class FolderMedium:
         return outage == "emptied root"
 
     def close(self) -> None:
-        """Unmount the file system."""
-        if self._is_mounted:
-            subprocess.run(["umount", str(self._folder)], check=True)  # noqa: S607
+        """Unmount the file system, once calls that were given up have closed their files."""
+        ends_at = time.monotonic() + UNMOUNTING_S
+        while self._is_mounted:
+            ran = subprocess.run(["umount", str(self._folder)], check=False, capture_output=True, text=True)  # noqa: S607
+            self._is_mounted = ran.returncode != 0
+            if self._is_mounted:
+                assert time.monotonic() < ends_at, ran.stderr
+                threading.Event().wait(0.01)
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()
