@@ -20,7 +20,9 @@ def test_both_sizes_are_told_in_gib_and_blocks_with_what_they_rest_on() -> None:
 
 
 def test_a_full_pool_may_have_held_requests_back() -> None:
-    assert "at least 5 blocks (--model gives GiB)" in MemoryNeed(live_need({"full": 5}, {"full": 5}, {}, "x")).sentence
+    assert (
+        "at least 5 blocks (name a model for GiB)" in MemoryNeed(live_need({"full": 5}, {"full": 5}, {}, "x")).sentence
+    )
     assert "at least" not in MemoryNeed(live_need({"full": 5}, {"full": 6}, {}, "x")).sentence
 
 

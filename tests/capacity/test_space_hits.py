@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from benchmarks.windows.ours import our_hits
 from benchmarks.windows.setting import BLOCK_SIZE, MAX_CHUNK, NUM_WINDOWS, WINDOW, two_pools
 from benchmarks.windows.workloads import WORKLOADS
+from pagedkv.contract.budget import GIB
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.planner.capacity.memory_need import CacheNeed
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, SpaceHits, measure_model_curve, space_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from tests.capacity import naive_cache
@@ -97,7 +99,9 @@ def test_a_curve_has_every_policy_at_every_size_in_order() -> None:
     curve = measure_model_curve(references, model, ["lru", "fifo"], shown.append)
     assert shown == [1, 2, 3, 4]
     assert [point.memory_gib for point in curve.points] == [1.0, 2.0]
+    assert curve.need.cache == CacheNeed(9, None, 2 * GIB, "more than")  # 5 of 6 tokens are not 99 %
     assert curve.as_dict() == {
+        "need": curve.need.as_dict(),
         "model": "small",
         "block_size": 1,
         "num_requests": 4,

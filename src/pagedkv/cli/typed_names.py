@@ -14,6 +14,7 @@ __all__ = ["CALLS", "OPTIONS", "as_typed"]
 
 OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "EngineConfig.accept_differences": "--accept-differences",
         "LLM.draft_model": "--draft-model",
         "LLM.tokenizer": "a model whose folder has tokenizer files",
         "TokensPrompt": '--input FILE with {"token_ids": [...]}',

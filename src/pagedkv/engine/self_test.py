@@ -156,7 +156,7 @@ SHORTER: Final = (0, 4, 2, 6, 1, 3)
 """Tokens by which sequences are shorter than the first one."""
 NUM_TRIED: Final = 2
 """Sequences that are tried; all, where these leave open whether a difference is rounding."""
-GOING_ON: Final = ". To run it all the same: EngineConfig(accept_differences=True), --accept-differences"
+GOING_ON: Final = ". To run it all the same: `EngineConfig.accept_differences`"
 NUM_STEPS: Final = 32
 """Most tokens of a sequence that are computed one by one for the model's own rounding."""
 Measure: TypeAlias = Callable[[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]], float]

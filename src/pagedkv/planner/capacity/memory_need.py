@@ -129,6 +129,6 @@ def _size(num_blocks: int, nbytes: int | None, block_size: int | None = None) ->
     of = "" if block_size is None else f" of {block_size:,} tokens"
     blocks = f"{num_blocks:,} block{'s'[: num_blocks != 1]}{of}"
     if nbytes is None:
-        return f"{blocks} (--model gives GiB)"
+        return f"{blocks} (name a model for GiB)"
     gib = nbytes / GIB
     return f"{gib:,.0f} GiB ({blocks})" if gib >= MANY_GIB else f"{gib:.3g} GiB ({blocks})"
