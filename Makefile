@@ -13,10 +13,12 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
 		printf '  make %-17s %s\n' "$$name" "$$what"; done
 
+NEW_ENOUGH = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "pagedkv needs Python 3.11 or newer, and '$(PYTHON)' is not." \
+		"Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "pagedkv needs Python 3.11 or newer, and '$(PYTHON)' is not." \
-			"Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(NEW_ENOUGH)
 	@echo "Installing into .venv: a minute or two, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -267,14 +269,14 @@ gpu-figures:
 mutants: $(STAMP) ## put small faults into copies of the code and see that the tests notice: out/mutants.json
 	$(BIN)/python -m mutants --json out/mutants.json
 
-# An environment of its own finds in .venv what the reference imports. Every warning is an error: links that lead nowhere too.
+# An environment of its own, without torch: what the reference imports of it is mocked. Every warning is an error: links
+# that lead nowhere too.
 DOCS := .venv/docs
 
-$(DOCS)/.installed: $(STAMP)
-	$(BIN)/python -m venv --clear --without-pip $(@D)
-	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
-		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
-	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	$(NEW_ENOUGH)
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # How often each fault happened and what became of it is printed; the first breach ends it, with its seed.

@@ -10,17 +10,25 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, Union, cast
 
 from docutils import nodes
 from pygments.lexers import JsonLexer, TextLexer
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.ext.autodoc.mock import _MockObject as Mocked, mock
 from sphinx.util.typing import stringify_annotation
 
 DOCS: Final = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "src"))
+
+autodoc_mock_imports = [
+    *("torch", "triton", "transformers", "tokenizers", "safetensors"),
+    *("jinja2", "matplotlib", "zmq"),
+    *("blake3", "obstore", "redis", "xxhash"),
+]
+"""What extras bring: the reference is made of docstrings, for which none of it is needed."""
 
 project = "pagedkv"
 version = release = importlib.import_module(project).__version__
@@ -157,5 +165,10 @@ def setup(app: Sphinx) -> None:
     app.add_lexer("jsonl", JsonLexer)
     app.add_lexer("csv", TextLexer)
     app.connect("source-read", adapt)
-    app.connect("autodoc-process-signature", partial(shorten, names_of_types()))
-    app.connect("missing-reference", partial(resolve_home, shown_paths()))
+    # Mocked types stand in annotations such as ``torch.Tensor | None``, which are evaluated.
+    Mocked.__or__ = lambda self, other: Union[self, other]  # noqa: UP007 - it defines `|`
+    Mocked.__ror__ = lambda self, other: Union[other, self]  # noqa: UP007 - as above
+    with mock(autodoc_mock_imports):
+        names, shown = names_of_types(), shown_paths()
+    app.connect("autodoc-process-signature", partial(shorten, names))
+    app.connect("missing-reference", partial(resolve_home, shown))
