@@ -200,12 +200,9 @@ def allocate(
     shortage = make_fit(state, admission, hit)
     if shortage is not None:
         return shortage
-    state.is_changing = True
-    state.version += 1
-    row = allocate_prompt(state, ledger, admission, hit)
-    allocation = Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
-    state.is_changing = False
-    return allocation
+    with state.changing:
+        row = allocate_prompt(state, ledger, admission, hit)
+        return Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
 
 
 def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortage | None:

@@ -290,13 +290,11 @@ class BlockSpace(SpaceView):
         """Append like :meth:`append`, and return the copies on write in the first group's pool."""
         if token_ids is None:
             unknown = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, num_draft)
-            self._state.version += 1
             return filling.append_unknown(self._state, self._ledger, unknown)
         tokens = as_token_array(token_ids)
         if counts is None and (type(rows) is int or isinstance(rows, np.integer)):
             counts = [len(tokens)]
         growth = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, num_draft)
-        self._state.version += 1
         return growing.append(self._state, self._ledger, growth, tokens)
 
     def fill(self, rows: Rows, token_ids: TokenIds, counts: npt.ArrayLike | None = None) -> None:
@@ -319,7 +317,6 @@ class BlockSpace(SpaceView):
         Nothing is changed when it raises. O(rows + tokens + rows of the steps in flight).
         """
         batch, tokens = as_batch(rows), as_token_array(token_ids)
-        self._state.version += 1
         filling.fill(self._state, self._ledger, batch, counts, tokens)
 
     def replace_drafts(self, rows: Rows, token_ids: TokenIds, counts: npt.ArrayLike | None = None) -> None:
@@ -337,7 +334,6 @@ class BlockSpace(SpaceView):
         Nothing is changed when it raises. O(rows x groups + tokens).
         """
         batch, tokens = as_batch(rows), as_token_array(token_ids)
-        self._state.version += 1
         drafting.replace_drafts(self._state, batch, tokens, counts)
 
     def truncate(self, rows: Rows, lengths: npt.ArrayLike) -> None:
@@ -353,7 +349,6 @@ class BlockSpace(SpaceView):
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
         wanted = as_counts(lengths, len(batch), "lengths")
-        self._state.version += 1
         truncating.truncate(self._state, self._ledger, batch, wanted)
 
     # Sharing
@@ -388,7 +383,6 @@ class BlockSpace(SpaceView):
         num_new = as_count(num_children, "num_children", least=1)
         length = self.num_tokens(parent) if at is None else as_count(at, "at", least=1)
         require_known_prefix(self._state, parent, length)
-        self._state.version += 1
         if length < self.num_tokens(parent):
             return forking.branch(self._state, self._ledger, parent, num_new, length)
         return forking.fork(self._state, self._ledger, parent, num_new)
@@ -431,7 +425,6 @@ class BlockSpace(SpaceView):
         if superseded_by is not None:
             self._require_successor(as_row(superseded_by), batch)
         mark = require_status(self._state, batch, OCCUPIED)
-        self._state.version += 1
         releasing.free(self._state, batch, mark, leaving)
         return () if self._receipts is None else self._receipts.take_freed()
 
@@ -469,7 +462,6 @@ class BlockSpace(SpaceView):
         batch = as_batch(rows)
         mark = require_status(self._state, batch, RUNNING)
         require_known(self._state, batch, "swapped out")
-        self._state.version += 1
         return swapping.swap_out(self._state, self._ledger, batch, mark)
 
     def can_swap_in(self, rows: Rows, counts: npt.ArrayLike | None = None, *, num_lookahead: int = 0) -> AllocStatus:
@@ -496,7 +488,6 @@ class BlockSpace(SpaceView):
         self._require_host_pools()
         batch = as_batch(rows)
         require_status(self._state, batch, SWAPPED)
-        self._state.version += 1
         return swapping.swap_in(self._state, self._ledger, batch)
 
     def _require_host_pools(self) -> None:
@@ -507,7 +498,6 @@ class BlockSpace(SpaceView):
 
     def plan_step(self) -> StepPlan:
         """Close the open step; return all that it needs done in memory. O(changed rows + changed table entries)."""
-        self._state.version += 1
         return planning.plan_step(self._state, self._ledger)
 
     def acknowledge(self, step_id: StepId) -> None:
@@ -516,7 +506,6 @@ class BlockSpace(SpaceView):
         Raises:
             StepError: another step is the oldest in flight.
         """
-        self._state.version += 1
         planning.acknowledge(self._state, self._ledger, as_step_id(step_id))
 
     def abort(self, step_id: StepId) -> AbortedSteps:
@@ -528,7 +517,6 @@ class BlockSpace(SpaceView):
         Raises:
             StepError: the step is not in flight.
         """
-        self._state.version += 1
         return planning.abort(self._state, self._ledger, as_step_id(step_id))
 
     def mark_computed(self, rows: Rows) -> None:
@@ -547,7 +535,6 @@ class BlockSpace(SpaceView):
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
         require_known(self._state, batch, "declared computed")
-        self._state.version += 1
         declaring.mark_computed(self._state, self._ledger, batch)
 
     # Finding
@@ -619,7 +606,6 @@ class BlockSpace(SpaceView):
             ConfigurationError: the time goes back, or is no number of seconds; nothing is changed.
         """
         time = releasing.as_time(self._state, now_s)
-        self._state.version += 1
         releasing.advance(self._state, time)
 
     # External readers
@@ -646,7 +632,6 @@ class BlockSpace(SpaceView):
         Cost: O(blocks).
         """
         owner = self._pool(pool)
-        self._state.version += 1
         return loading.hold(self._state, self._ledger, owner, block_ids)
 
     def release(self, ticket: Ticket) -> None:
@@ -655,7 +640,6 @@ class BlockSpace(SpaceView):
         Raises:
             BlockError: the ticket was released before, or is not of this space; nothing is changed.
         """
-        self._state.version += 1
         loading.release(self._state, ticket)
 
     # Keeping and dropping content
@@ -674,7 +658,6 @@ class BlockSpace(SpaceView):
         Cost: O(blocks of the prompt).
         """
         hit = match_prompt(self._state, prepare_prompt(self._state, token_ids, keys, None, 0))
-        self._state.version += 1
         releasing.supersede(self._state, hit)
 
     def forget(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS, start: int = 0) -> int:
@@ -694,7 +677,6 @@ class BlockSpace(SpaceView):
         """
         prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
         first = as_count(start, "start")
-        self._state.version += 1
         return forget(self._state, prompt, first)
 
     # Content from elsewhere
@@ -738,7 +720,6 @@ class BlockSpace(SpaceView):
         for feature in self._state.features:
             feature.require_epochs(epochs)
         charged = self._state.room.number_of(tenant)
-        self._state.version += 1
         return loading.load(self._state, self._ledger, prompt, most, epochs, charged)
 
     def finish_load(self, load: Load, num_tokens: int | None = None) -> None:
@@ -754,7 +735,6 @@ class BlockSpace(SpaceView):
             TokenError: more tokens than the load was for. Nothing is changed.
         """
         most = None if num_tokens is None else as_count(num_tokens, "num_tokens", error=TokenError)
-        self._state.version += 1
         loading.finish_load(self._state, load, most)
 
     def withdraw(self, block_ids: npt.ArrayLike, *, pool: str | None = None) -> Withdrawal:
@@ -777,14 +757,12 @@ class BlockSpace(SpaceView):
         """
         owner = self._pool(pool)
         bad = loading.as_block_ids(owner, block_ids)
-        self._state.version += 1
         return withdrawing.withdraw(self._state, owner, bad)
 
     # The prefix cache as a whole
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache. Sequences keep their own blocks, but publish nothing from now on."""
-        self._state.version += 1
         releasing.reset_prefix_cache(self._state, self._ledger)
 
     def invalidate_memory(self) -> InvalidatedMemory:
@@ -797,7 +775,6 @@ class BlockSpace(SpaceView):
 
         Cost: O(blocks + rows).
         """
-        self._state.version += 1
         return forgetting.invalidate_memory(self._state, self._ledger)
 
     # Tenants
@@ -866,7 +843,6 @@ class BlockSpace(SpaceView):
         Cost: O(evicted blocks); for a new tenant one array of 16 bytes a block grows.
         """
         by_pool = require_limits(self._state, name, limits)
-        self._state.version += 1
         set_tenant(self._state, name, limits, by_pool)
 
     def remove_tenant(self, name: str) -> None:
@@ -880,7 +856,6 @@ class BlockSpace(SpaceView):
         Cost: O(blocks).
         """
         require_removable(self._state, name)
-        self._state.version += 1
         remove_tenant(self._state, name)
 
     # Leases
@@ -906,7 +881,6 @@ class BlockSpace(SpaceView):
         """
         end = as_lease_end(self._state, until_s)
         hit = match_prompt(self._state, prepare_prompt(self._state, token_ids, keys, None, 0))
-        self._state.version += 1
         lease_hit(self._state, hit, end)
         return hit.num_tokens
 
@@ -953,7 +927,6 @@ class BlockSpace(SpaceView):
         state = self._state
         if state.config.counts_epochs:
             epoch = as_next_epoch(state, weights_epoch)
-            state.version += 1
             self._epochs.begin(epoch)
             return
         if not isinstance(weights_epoch, str):
@@ -961,7 +934,6 @@ class BlockSpace(SpaceView):
                 f"weights_epoch must be text, got {weights_epoch!r}; where SpaceConfig(weights_epoch=0) begins with a "
                 "number, epochs are counted"
             )
-        state.version += 1
         reset_prefix_cache(state, self._ledger, weights_epoch)
 
     # Why prompts miss

@@ -59,9 +59,8 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
         feature.require_declarable(batch)
     _require_no_moves(state, ledger, batch)
     _require_no_other_computes(state, ledger, batch)
-    state.is_changing = True
-    declare(state, ledger, batch)
-    state.is_changing = False
+    with state.changing:
+        declare(state, ledger, batch)
 
 
 def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:

@@ -150,11 +150,10 @@ def replace_drafts(state: SpaceState, batch: Int32Array, tokens: Int32Array, cou
     _require_own(state, batch, firsts, num_tokens)
     first_by_row = np.zeros(len(state.rows), np.int32)
     first_by_row[batch] = firsts
-    state.is_changing = True
-    for group in state.cached_groups if state.config.prefix_caching else ():
-        forget_drafts(group.pool.arrays, group.arrays, batch, firsts, num_tokens)
-        state.loops[write_known](group.pool.arrays, group.arrays, first_by_row, batch, numbers, tokens)
-    state.is_changing = False
+    with state.changing:
+        for group in state.cached_groups if state.config.prefix_caching else ():
+            forget_drafts(group.pool.arrays, group.arrays, batch, firsts, num_tokens)
+            state.loops[write_known](group.pool.arrays, group.arrays, first_by_row, batch, numbers, tokens)
 
 
 def _require_own(state: SpaceState, batch: Int32Array, firsts: Int32Array, stops: Int32Array) -> None:

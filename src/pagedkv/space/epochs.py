@@ -97,16 +97,15 @@ class EpochFeature(SpaceFeature):
     def begin(self, epoch: int) -> None:
         """Begin an epoch: blocks too old to be hit leave the prefix index, and rows that hold any are frozen."""
         state, bound = self._state, epoch - self._state.config.max_epoch_lag
-        state.is_changing = True
-        state.weights_epoch = epoch
-        for pool in state.all_pools:
-            set_epoch_in_force(pool.arrays, epoch)
-            if state.config.prefix_caching:
-                drop_stale(pool.arrays, bound)
-        freeze(state.rows, (self.oldest < bound) & (state.rows[:, STATUS] != VACANT))
-        for loading in state.loads.values():
-            loading.is_frozen |= loading.oldest_epoch < bound
-        state.is_changing = False
+        with state.changing:
+            state.weights_epoch = epoch
+            for pool in state.all_pools:
+                set_epoch_in_force(pool.arrays, epoch)
+                if state.config.prefix_caching:
+                    drop_stale(pool.arrays, bound)
+            freeze(state.rows, (self.oldest < bound) & (state.rows[:, STATUS] != VACANT))
+            for loading in state.loads.values():
+                loading.is_frozen |= loading.oldest_epoch < bound
 
     # Rows
 

@@ -103,15 +103,14 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
     shortage = growing.growth_shortage(state, growth)
     if shortage is not None:
         return shortage
-    state.is_changing = True
-    if has_drafts:
-        _forget_drafts(state, growth, accepted)
-    copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
-    state.loops[begin_unknown](rows, state.num_known, batch, growth.counts, accepted)
-    state.is_overlapped = True
-    for observer in state.observers.grown:
-        observer.grown(batch)
-    state.is_changing = False
+    with state.changing:
+        if has_drafts:
+            _forget_drafts(state, growth, accepted)
+        copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
+        state.loops[begin_unknown](rows, state.num_known, batch, growth.counts, accepted)
+        state.is_overlapped = True
+        for observer in state.observers.grown:
+            observer.grown(batch)
     return copies
 
 
@@ -185,7 +184,7 @@ def _limits_to_fill(state: SpaceState, ledger: StepLedger, batch: Int32Array, nu
     steps are searched.
     """
     found, ledger.samplers = ledger.samplers, None  # filling makes it invalid
-    is_current = found is not None and found.version == state.version - 1
+    is_current = found is not None and found.version == state.version
     if found is not None and is_current and _first_unfit(state, batch, numbers, found, least_limit=1) < 0:
         return found.limits
     require_status(state, batch, RUNNING)
@@ -217,26 +216,32 @@ def fill(
     """
     numbers = _as_numbers(state, batch, counts, tokens)
     limits = _limits_to_fill(state, ledger, batch, numbers)
-    state.is_changing = True
-    for group in state.cached_groups if state.config.prefix_caching else ():
-        state.loops[write_known](group.pool.arrays, group.arrays, state.num_known, batch, numbers, tokens)
-    refused = state.refused_scratch
-    before = state.rows[batch, NUM_ACCEPTED] if state.draft_tables else None
-    num_refused, any_accepted = state.loops[advance](
-        state.groups[0].pool.arrays, state.rows, state.num_known, batch, numbers, limits, state.planned_array, refused
-    )
-    if num_refused:
-        _move_down(state, ledger, refused, limits)
-        for observer in state.observers.refused:
-            observer.refused(refused, limits)
-        refused[:] = 0
-    if any_accepted:
-        if before is not None:
-            for feature in state.features:
-                feature.accepted(batch, before, state.rows[batch, NUM_ACCEPTED])
-        publish(state, ledger, batch)
-    ledger.forget_filled(lambda step: _is_unfilled(state, step))
-    state.is_changing = False
+    with state.changing:
+        for group in state.cached_groups if state.config.prefix_caching else ():
+            state.loops[write_known](group.pool.arrays, group.arrays, state.num_known, batch, numbers, tokens)
+        refused = state.refused_scratch
+        before = state.rows[batch, NUM_ACCEPTED] if state.draft_tables else None
+        num_refused, any_accepted = state.loops[advance](
+            state.groups[0].pool.arrays,
+            state.rows,
+            state.num_known,
+            batch,
+            numbers,
+            limits,
+            state.planned_array,
+            refused,
+        )
+        if num_refused:
+            _move_down(state, ledger, refused, limits)
+            for observer in state.observers.refused:
+                observer.refused(refused, limits)
+            refused[:] = 0
+        if any_accepted:
+            if before is not None:
+                for feature in state.features:
+                    feature.accepted(batch, before, state.rows[batch, NUM_ACCEPTED])
+            publish(state, ledger, batch)
+        ledger.forget_filled(lambda step: _is_unfilled(state, step))
 
 
 def _as_numbers(state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | None, tokens: Int32Array) -> Int32Array:

@@ -49,17 +49,16 @@ def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
     """Drop the cached blocks of a prompt from position ``start`` on from the index; return how many blocks."""
     if not state.config.prefix_caching:
         return 0
-    state.is_changing = True
-    gone = [_digests_behind(state, lane, prompt, start) for lane in state.lanes]
-    num_dropped = sum(_drop(pool, gone, state) for pool in state.all_pools)
-    num_dropped += _drop_tails(state, prompt, start)
-    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
-        if any(_holds(state, group, row, gone[group.lane]) for group in state.cached_groups):
-            freeze(state.rows, row)
-    for loading in state.loads.values():
-        known = zip(loading.digests, gone, strict=True)
-        loading.is_frozen |= any(not digests.isdisjoint(_as_bytes(own)) for own, digests in known)
-    state.is_changing = False
+    with state.changing:
+        gone = [_digests_behind(state, lane, prompt, start) for lane in state.lanes]
+        num_dropped = sum(_drop(pool, gone, state) for pool in state.all_pools)
+        num_dropped += _drop_tails(state, prompt, start)
+        for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
+            if any(_holds(state, group, row, gone[group.lane]) for group in state.cached_groups):
+                freeze(state.rows, row)
+        for loading in state.loads.values():
+            known = zip(loading.digests, gone, strict=True)
+            loading.is_frozen |= any(not digests.isdisjoint(_as_bytes(own)) for own, digests in known)
     return num_dropped
 
 
@@ -127,12 +126,10 @@ def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemor
         raise StepError(f"memory cannot be given back while steps {ids} are in flight: acknowledge or abort them")
     if ledger.has_moves:
         raise StepError("memory cannot be given back while the open plan copies or swaps blocks: plan the step first")
-    state.is_changing = True
-    for pool in state.pools.values():
-        pool.clear_names(INVALIDATED)
-    ledger.forget_duplicates()
-    running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
-    set_status(state.rows, running, LOST)
-    answer = InvalidatedMemory(tuple(map(Row, running.tolist())), tickets_out(state), freeze_loads(state))
-    state.is_changing = False
-    return answer
+    with state.changing:
+        for pool in state.pools.values():
+            pool.clear_names(INVALIDATED)
+        ledger.forget_duplicates()
+        running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
+        set_status(state.rows, running, LOST)
+        return InvalidatedMemory(tuple(map(Row, running.tolist())), tickets_out(state), freeze_loads(state))

@@ -86,22 +86,21 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
     for feature in state.features:
         feature.require_forkable(parent)
     state.require_vacant_rows(num_children)
-    state.is_changing = True
-    children = state.take_rows(num_children)
-    num_tokens = int(rows[parent, NUM_TOKENS])
-    set_lengths(rows, children, num_tokens, int(rows[parent, NUM_ACCEPTED]))
-    if state.is_overlapped:
-        state.num_known[children] = state.num_known[parent]
-    inherit(state, parent, children)
-    for group in state.groups:
-        state.loops[fork_row](*group.view, parent, children)
-        table = group.arrays.table[parent, : blocks_for(num_tokens, group.block_size)]
-        note_reliance(state, ledger, group, children, table)
-    for chains in state.chains:
-        chains[children] = chains[parent]
-    for observer in state.observers.forked:
-        observer.forked(parent, children, num_tokens)
-    state.is_changing = False
+    with state.changing:
+        children = state.take_rows(num_children)
+        num_tokens = int(rows[parent, NUM_TOKENS])
+        set_lengths(rows, children, num_tokens, int(rows[parent, NUM_ACCEPTED]))
+        if state.is_overlapped:
+            state.num_known[children] = state.num_known[parent]
+        inherit(state, parent, children)
+        for group in state.groups:
+            state.loops[fork_row](*group.view, parent, children)
+            table = group.arrays.table[parent, : blocks_for(num_tokens, group.block_size)]
+            note_reliance(state, ledger, group, children, table)
+        for chains in state.chains:
+            chains[children] = chains[parent]
+        for observer in state.observers.forked:
+            observer.forked(parent, children, num_tokens)
     return children
 
 
@@ -170,14 +169,13 @@ def branch(
     shortage = state.room.find_shortage({tenant: needed})
     if shortage is not None:
         return shortage
-    state.is_changing = True
-    for feature in state.features:
-        feature.taking(tenant)
-    children = state.take_rows(1)
-    _branch_off(state, ledger, parent, children, length)
-    if num_children > 1:
-        children = np.append(children, fork(state, ledger, int(children[0]), num_children - 1))
-    state.is_changing = False
+    with state.changing:
+        for feature in state.features:
+            feature.taking(tenant)
+        children = state.take_rows(1)
+        _branch_off(state, ledger, parent, children, length)
+        if num_children > 1:
+            children = np.append(children, fork(state, ledger, int(children[0]), num_children - 1))
     return children
 
 

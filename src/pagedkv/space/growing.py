@@ -323,10 +323,8 @@ def append(
     shortage = growth_shortage(state, growth)
     if shortage is not None:
         return shortage
-    state.is_changing = True
-    copies = extend(state, ledger, growth, tokens)
-    state.is_changing = False
-    return copies
+    with state.changing:
+        return extend(state, ledger, growth, tokens)
 
 
 def extend(state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array) -> list[tuple[int, int]]:

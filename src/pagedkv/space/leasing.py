@@ -28,13 +28,12 @@ __all__ = ["LeaseFeature", "lease_blocks", "lease_hit", "lease_row"]
 
 def lease_hit(state: SpaceState, hit: PrefixHit, until_s: float) -> None:
     """Lease the blocks that a prompt hits, including those inside which the hit ends."""
-    state.is_changing = True
-    for tail in hit.tails:
-        group = state.groups[tail.group]
-        lease_blocks(group.pool.arrays, group.arrays, np.array([tail.block], np.int32), until_s)
-    for group in state.cached_groups:
-        lease_blocks(group.pool.arrays, group.arrays, hit.block_ids[group.index], until_s)
-    state.is_changing = False
+    with state.changing:
+        for tail in hit.tails:
+            group = state.groups[tail.group]
+            lease_blocks(group.pool.arrays, group.arrays, np.array([tail.block], np.int32), until_s)
+        for group in state.cached_groups:
+            lease_blocks(group.pool.arrays, group.arrays, hit.block_ids[group.index], until_s)
 
 
 class LeaseFeature(SpaceFeature):

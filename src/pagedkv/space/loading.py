@@ -121,20 +121,19 @@ def load(
     shortage = state.room.find_shortage({tenant: _num_needed(state, hit, num_whole)})
     if shortage is not None:
         return shortage
-    state.is_changing = True
-    for feature in state.features:
-        feature.taking(tenant)
+    with state.changing:
+        for feature in state.features:
+            feature.taking(tenant)
+            for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+                feature.reviving(group.pool, blocks)
         for group, blocks in zip(state.groups, hit.block_ids, strict=True):
-            feature.reviving(group.pool, blocks)
-    for group, blocks in zip(state.groups, hit.block_ids, strict=True):
-        claim_all(group.pool.arrays, blocks[blocks != NULL_BLOCK])
-    answer = _take(state, ledger, prompt._replace(tokens=prompt.tokens[:num_whole].copy()), hit)
-    for feature in state.features:
-        feature.taken(tenant)
-        feature.load_begun(answer, hit, epochs)
-    for observer in state.observers.load_begun:
-        observer.load_begun(answer, hit)
-    state.is_changing = False
+            claim_all(group.pool.arrays, blocks[blocks != NULL_BLOCK])
+        answer = _take(state, ledger, prompt._replace(tokens=prompt.tokens[:num_whole].copy()), hit)
+        for feature in state.features:
+            feature.taken(tenant)
+            feature.load_begun(answer, hit, epochs)
+        for observer in state.observers.load_begun:
+            observer.load_begun(answer, hit)
     return answer
 
 
@@ -222,19 +221,18 @@ def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None
     loaded = answer.num_tokens if num_tokens is None else num_tokens
     if loaded > answer.num_tokens:
         raise TokenError(f"{loaded} tokens were loaded, but {answer!r} was to bring {answer.num_tokens}")
-    state.is_changing = True
-    loading = state.loads.pop(answer)
-    if not loading.is_frozen:
-        for group, blocks, parent in zip(state.groups, answer.block_ids, loading.parents, strict=True):
-            first = answer.num_hit_tokens // group.block_size
-            filled = blocks[: max(0, loaded // group.block_size - first)]
-            if not group.stays_out:
-                publish_loaded(group.pool.arrays, group.arrays, parent, filled)
-    for ticket in loading.tickets:
-        give_back(state, ticket)
-    for observer in state.observers.load_ended:
-        observer.load_ended(answer)
-    state.is_changing = False
+    with state.changing:
+        loading = state.loads.pop(answer)
+        if not loading.is_frozen:
+            for group, blocks, parent in zip(state.groups, answer.block_ids, loading.parents, strict=True):
+                first = answer.num_hit_tokens // group.block_size
+                filled = blocks[: max(0, loaded // group.block_size - first)]
+                if not group.stays_out:
+                    publish_loaded(group.pool.arrays, group.arrays, parent, filled)
+        for ticket in loading.tickets:
+            give_back(state, ticket)
+        for observer in state.observers.load_ended:
+            observer.load_ended(answer)
 
 
 def freeze_loads(state: SpaceState) -> tuple[Load, ...]:
@@ -284,21 +282,18 @@ def allocate_loaded(
     num_digests = num_external // state.cached_groups[0].block_size
     beginning = prompt._replace(tokens=brought, digests=prompt.digests[:num_digests])
     reserve = len(rest) + admission.num_lookahead
-    state.is_changing = True
-    state.version += 1
-    started = admission._replace(prompt=beginning, num_lookahead=reserve)
-    row = allocate_prompt(state, ledger, started, hit)
-    batch = np.array([row], np.int32)
-    for group in state.cached_groups:
-        unname_unfilled(group.pool.arrays, group.arrays, row, hit.num_tokens, num_external)
-    declare(state, ledger, batch)
-    growth = as_growth(state, batch, [len(rest)], admission.num_lookahead, 0)
-    require_growth(state, growth)
-    copies = extend(state, ledger, growth, rest)
-    assert copies == [], f"row {row} copies what it has just been given"
-    allocation = Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
-    state.is_changing = False
-    return allocation
+    with state.changing:
+        started = admission._replace(prompt=beginning, num_lookahead=reserve)
+        row = allocate_prompt(state, ledger, started, hit)
+        batch = np.array([row], np.int32)
+        for group in state.cached_groups:
+            unname_unfilled(group.pool.arrays, group.arrays, row, hit.num_tokens, num_external)
+        declare(state, ledger, batch)
+        growth = as_growth(state, batch, [len(rest)], admission.num_lookahead, 0)
+        require_growth(state, growth)
+        copies = extend(state, ledger, growth, rest)
+        assert copies == [], f"row {row} copies what it has just been given"
+        return Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
 
 
 @compiled
@@ -384,11 +379,9 @@ def hold(state: SpaceState, ledger: StepLedger, pool: BlockPool, block_ids: npt.
     held = as_block_ids(pool, block_ids)
     _require_content(pool, held)
     _require_not_moved_into(ledger, pool, held)
-    state.is_changing = True
-    claim_all(pool.arrays, held)
-    ticket = take_ticket(state, pool.name, held)
-    state.is_changing = False
-    return ticket
+    with state.changing:
+        claim_all(pool.arrays, held)
+        return take_ticket(state, pool.name, held)
 
 
 def release(state: SpaceState, ticket: Ticket) -> None:
@@ -401,9 +394,8 @@ def release(state: SpaceState, ticket: Ticket) -> None:
         raise BlockError(f"release takes the ticket that hold returned, got {ticket!r}")
     if ticket not in state.held:
         raise BlockError(f"{ticket!r} holds no blocks of this space: it was released before, or is another space's")
-    state.is_changing = True
-    give_back(state, ticket)
-    state.is_changing = False
+    with state.changing:
+        give_back(state, ticket)
 
 
 def take_ticket(state: SpaceState, pool: str, held: Int32Array) -> Ticket:

@@ -140,50 +140,51 @@ __all__ = [
 def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     """Close the open step. O(touched rows + changed table entries)."""
     rows, loops, layout = state.rows, state.loops, state.plan_layout
-    state.is_changing = True
-    num_touched, ascends, num_ranges = loops[collect_touched](rows, state.touched_scratch, state.write_counts)
-    touched = state.touched_scratch[len(rows) - num_touched :]
-    if not ascends:
-        touched.sort()
-    moves = _open_moves(ledger, layout)
-    num_parts = 3 + len(state.own_starts) + 2 * state.is_overlapped + bool(state.draft_tables)  # as long as the ranges
-    num_words = num_parts * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
-    writes = []
-    for group, (num_runs, num_entries) in zip(state.tables, state.write_counts.tolist(), strict=True):
-        if num_entries:
-            writes.append((group, num_runs, num_entries))
-            num_words += 3 * padded(num_runs) + 2 * padded(num_entries)  # an entry may be a new block as well
-    step_id = state.open_step_id
-    buffer = layout.new_buffer(step_id, num_words)
-    for line, pairs in moves:
-        add_moves(buffer, line, pairs)
-    for group, num_runs, num_entries in writes:
-        line = layout.lines[RUNS, group.index]
-        loops[collect_writes](group.arrays, rows, touched, buffer, line, num_runs, num_entries)
-    ends = np.empty(num_ranges, np.int32)
-    line = layout.lines[COMPUTE, 0]
-    offset = loops[collect_ranges](rows, touched, buffer, line, num_ranges, state.open_step, ends)
-    _collect_new(state, buffer, [group for group, _, _ in writes])
-    if state.is_overlapped:
-        samplers = ledger.samplers = oldest_samplers(state, ledger, buffer[offset : offset + num_ranges])
-        line = layout.lines[UNKNOWN, 0]
-        loops[collect_unknown](
-            rows, state.num_known, samplers.steps, buffer, line, offset, num_ranges, state.open_step, state.settled_step
-        )
-    _collect_beginnings(state, buffer, offset, num_ranges)
-    words = buffer[: int(buffer[NUM_WORDS])]
-    seal(words)
-    read_only(words)
-    plan = StepPlan(step_id, words, layout.pool_names)
-    computing = words[offset : offset + num_ranges]
-    starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
-    step = InFlightStep(plan, computing, state.serials[computing], starts, ends)
-    for feature in state.features:
-        feature.planned(step)
-    _close(state, ledger, step)
-    if moves and state.config.in_order:
-        _end_waiting_for_copies(state, ledger, plan)
-    state.is_changing = False
+    with state.changing:
+        num_touched, ascends, num_ranges = loops[collect_touched](rows, state.touched_scratch, state.write_counts)
+        touched = state.touched_scratch[len(rows) - num_touched :]
+        if not ascends:
+            touched.sort()
+        moves = _open_moves(ledger, layout)
+        # Parts that are as long as the ranges.
+        num_parts = 3 + len(state.own_starts) + 2 * state.is_overlapped + bool(state.draft_tables)
+        num_words = num_parts * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
+        writes = []
+        for group, (num_runs, num_entries) in zip(state.tables, state.write_counts.tolist(), strict=True):
+            if num_entries:
+                writes.append((group, num_runs, num_entries))
+                num_words += 3 * padded(num_runs) + 2 * padded(num_entries)  # an entry may be a new block as well
+        step_id = state.open_step_id
+        buffer = layout.new_buffer(step_id, num_words)
+        for line, pairs in moves:
+            add_moves(buffer, line, pairs)
+        for group, num_runs, num_entries in writes:
+            line = layout.lines[RUNS, group.index]
+            loops[collect_writes](group.arrays, rows, touched, buffer, line, num_runs, num_entries)
+        ends = np.empty(num_ranges, np.int32)
+        line = layout.lines[COMPUTE, 0]
+        offset = loops[collect_ranges](rows, touched, buffer, line, num_ranges, state.open_step, ends)
+        _collect_new(state, buffer, [group for group, _, _ in writes])
+        if state.is_overlapped:
+            samplers = ledger.samplers = oldest_samplers(state, ledger, buffer[offset : offset + num_ranges])
+            line = layout.lines[UNKNOWN, 0]
+            open_step, settled = state.open_step, state.settled_step
+            loops[collect_unknown](
+                rows, state.num_known, samplers.steps, buffer, line, offset, num_ranges, open_step, settled
+            )
+        _collect_beginnings(state, buffer, offset, num_ranges)
+        words = buffer[: int(buffer[NUM_WORDS])]
+        seal(words)
+        read_only(words)
+        plan = StepPlan(step_id, words, layout.pool_names)
+        computing = words[offset : offset + num_ranges]
+        starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
+        step = InFlightStep(plan, computing, state.serials[computing], starts, ends)
+        for feature in state.features:
+            feature.planned(step)
+        _close(state, ledger, step)
+        if moves and state.config.in_order:
+            _end_waiting_for_copies(state, ledger, plan)
     return plan
 
 
@@ -622,19 +623,18 @@ def write_pages(
 def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
     """Acknowledge the oldest step in flight: free blocks that waited for it, slide windows, merge duplicates."""
     ledger.require_oldest(step_id)
-    state.is_changing = True
-    step = ledger.acknowledge()
-    settle(state, ledger)
-    for observer in state.observers.acknowledging:
-        observer.acknowledging(step)
-    if state.is_overlapped:
-        filling.accept(state, ledger, step)
-    for feature in state.features:
-        feature.computed(step)
-    merge(state, ledger, step.duplicates)
-    for observer in state.observers.acknowledged:
-        observer.acknowledged(step)
-    state.is_changing = False
+    with state.changing:
+        step = ledger.acknowledge()
+        settle(state, ledger)
+        for observer in state.observers.acknowledging:
+            observer.acknowledging(step)
+        if state.is_overlapped:
+            filling.accept(state, ledger, step)
+        for feature in state.features:
+            feature.computed(step)
+        merge(state, ledger, step.duplicates)
+        for observer in state.observers.acknowledged:
+            observer.acknowledged(step)
 
 
 def settle(state: SpaceState, ledger: StepLedger) -> None:
@@ -652,39 +652,37 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
     copied or swapped, or a recurrent state was being advanced in place.
     """
     ledger.require_in_flight(step_id)
-    state.is_changing = True
-    aborted = ledger.abort(step_id)
-    for observer in state.observers.aborted:
-        for step in aborted:
-            observer.aborted(step)
-    first = step_id - state.num_steps_before
-    moved = _moved_blocks(state, ledger, aborted)
-    tickets = undefined_tickets(state, first, {name: on_device for name, (on_device, _) in moved.items()})
-    settle(state, ledger)
-    for pool in state.all_pools:
-        withdraw_since(pool.arrays, first)
-    lost = _lost_rows(state, moved, aborted)
-    rewound = _rewind_rows(state, aborted, lost)
-    if state.is_overlapped:
-        drop_unsampled(state, rewound)
-    for feature in state.features:
-        feature.rewound(rewound)
-    stranded = _stranded(state, rewound)
-    lost |= stranded
-    _declare_lost(state, lost)
-    _mark_tables_changed(state, aborted)
-    renew_new_blocks(state, ledger, aborted)
-    uncomputed = (state.rows[:, STATUS] == RUNNING) & (state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS])
-    running = np.flatnonzero(uncomputed).astype(np.int32)
-    for group in state.groups:
-        renew_pending(*group.view, running, first)
-    publish(state, ledger, running)
-    ids = tuple(step.plan.step_id for step in aborted)
-    answer = AbortedSteps(
-        ids, tuple(Row(row) for row in rewound if row not in lost), tuple(map(Row, sorted(lost))), tickets
-    )
-    state.is_changing = False
-    return answer
+    with state.changing:
+        aborted = ledger.abort(step_id)
+        for observer in state.observers.aborted:
+            for step in aborted:
+                observer.aborted(step)
+        first = step_id - state.num_steps_before
+        moved = _moved_blocks(state, ledger, aborted)
+        tickets = undefined_tickets(state, first, {name: on_device for name, (on_device, _) in moved.items()})
+        settle(state, ledger)
+        for pool in state.all_pools:
+            withdraw_since(pool.arrays, first)
+        lost = _lost_rows(state, moved, aborted)
+        rewound = _rewind_rows(state, aborted, lost)
+        if state.is_overlapped:
+            drop_unsampled(state, rewound)
+        for feature in state.features:
+            feature.rewound(rewound)
+        stranded = _stranded(state, rewound)
+        lost |= stranded
+        _declare_lost(state, lost)
+        _mark_tables_changed(state, aborted)
+        renew_new_blocks(state, ledger, aborted)
+        uncomputed = (state.rows[:, STATUS] == RUNNING) & (state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS])
+        running = np.flatnonzero(uncomputed).astype(np.int32)
+        for group in state.groups:
+            renew_pending(*group.view, running, first)
+        publish(state, ledger, running)
+        ids = tuple(step.plan.step_id for step in aborted)
+        return AbortedSteps(
+            ids, tuple(Row(row) for row in rewound if row not in lost), tuple(map(Row, sorted(lost))), tickets
+        )
 
 
 def _moved_blocks(

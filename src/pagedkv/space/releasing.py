@@ -103,32 +103,31 @@ def as_leaving(state: SpaceState, superseded_by: object, keep_until_s: object, p
 def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> None:
     """Free the rows of a checked batch and release all their blocks, in the batch's order."""
     rows = state.rows
-    state.is_changing = True
-    for observer in state.observers.leaving:
-        observer.leaving(batch)
-    num_unplanned, num_on_host = state.loops[count_leaving](rows, batch, state.row_scratch)
-    for row in state.row_scratch[:num_unplanned].tolist():
-        hand_over(state, row, mark)
-    on_device, on_host, outputs = batch, batch[:0], leaving.num_outputs
-    if num_on_host:
-        is_there = (rows[batch, STATUS] == SWAPPED) | (rows[batch, STATUS] == LOST_ON_HOST)
-        on_device, on_host = batch[~is_there], batch[is_there]
-        outputs = outputs[~is_there] if len(outputs) else NO_OUTPUTS
-    for feature in state.features:
-        feature.leaving(on_device)
-    for feature in state.features:
-        feature.freeing(batch, leaving)
-    left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
-    for group in state.groups:
-        state.loops[release_rows](*group.view, on_device, outputs)
-        if group.host_pool is not None and num_on_host:
-            state.loops[release_rows](group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
-    for group, blocks in left:
-        make_unheld_spare(group.pool.arrays, blocks)
-    state.vacate(batch)
-    for observer in state.observers.freed:
-        observer.freed(batch)
-    state.is_changing = False
+    with state.changing:
+        for observer in state.observers.leaving:
+            observer.leaving(batch)
+        num_unplanned, num_on_host = state.loops[count_leaving](rows, batch, state.row_scratch)
+        for row in state.row_scratch[:num_unplanned].tolist():
+            hand_over(state, row, mark)
+        on_device, on_host, outputs = batch, batch[:0], leaving.num_outputs
+        if num_on_host:
+            is_there = (rows[batch, STATUS] == SWAPPED) | (rows[batch, STATUS] == LOST_ON_HOST)
+            on_device, on_host = batch[~is_there], batch[is_there]
+            outputs = outputs[~is_there] if len(outputs) else NO_OUTPUTS
+        for feature in state.features:
+            feature.leaving(on_device)
+        for feature in state.features:
+            feature.freeing(batch, leaving)
+        left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
+        for group in state.groups:
+            state.loops[release_rows](*group.view, on_device, outputs)
+            if group.host_pool is not None and num_on_host:
+                state.loops[release_rows](group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
+        for group, blocks in left:
+            make_unheld_spare(group.pool.arrays, blocks)
+        state.vacate(batch)
+        for observer in state.observers.freed:
+            observer.freed(batch)
 
 
 def blocks_of(group: Group, batch: Int32Array) -> Int32Array:
@@ -140,12 +139,11 @@ def blocks_of(group: Group, batch: Int32Array) -> Int32Array:
 
 def supersede(state: SpaceState, hit: PrefixHit) -> None:
     """Evict the unreferenced and unleased blocks of a hit before all other cached blocks, the tail first."""
-    state.is_changing = True
-    for group in state.cached_groups:
-        tails = [tail.block for tail in hit.tails if tail.group == group.index]
-        blocks = np.append(hit.block_ids[group.index], np.array(tails, np.int32))[::-1]
-        make_unheld_spare(group.pool.arrays, blocks[blocks != NULL_BLOCK].astype(np.int32))
-    state.is_changing = False
+    with state.changing:
+        for group in state.cached_groups:
+            tails = [tail.block for tail in hit.tails if tail.group == group.index]
+            blocks = np.append(hit.block_ids[group.index], np.array(tails, np.int32))[::-1]
+            make_unheld_spare(group.pool.arrays, blocks[blocks != NULL_BLOCK].astype(np.int32))
 
 
 def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str | None = None) -> None:
@@ -154,15 +152,14 @@ def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str
     Their content was computed before the reset (with the old weights, if these change), so no later sequence may hit
     it. ``weights_epoch``: the version of the weights from now on, if these change.
     """
-    state.is_changing = True
-    for pool in state.all_pools:
-        pool.clear_names(RESET if weights_epoch is None else OTHER_EPOCH)
-    freeze(state.rows, state.rows[:, STATUS] != VACANT)
-    ledger.forget_duplicates()
-    freeze_loads(state)
-    if weights_epoch is not None:
-        state.begin_epoch(weights_epoch)
-    state.is_changing = False
+    with state.changing:
+        for pool in state.all_pools:
+            pool.clear_names(RESET if weights_epoch is None else OTHER_EPOCH)
+        freeze(state.rows, state.rows[:, STATUS] != VACANT)
+        ledger.forget_duplicates()
+        freeze_loads(state)
+        if weights_epoch is not None:
+            state.begin_epoch(weights_epoch)
 
 
 UNKNOWN: Final = -1
@@ -264,12 +261,11 @@ def require_leases(state: SpaceState) -> None:
 
 def advance(state: SpaceState, now_s: float) -> None:
     """Set the clock. O(log leased blocks) for each block whose lease has ended."""
-    state.is_changing = True
-    state.now_s = now_s
-    for pool in state.pools.values():
-        pool.advance(now_s)
-    for feature in state.features:
-        feature.advanced(now_s)
-    for observer in state.observers.advanced:
-        observer.advanced(now_s)
-    state.is_changing = False
+    with state.changing:
+        state.now_s = now_s
+        for pool in state.pools.values():
+            pool.advance(now_s)
+        for feature in state.features:
+            feature.advanced(now_s)
+        for observer in state.observers.advanced:
+            observer.advanced(now_s)

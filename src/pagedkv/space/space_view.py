@@ -282,10 +282,8 @@ class SpaceView:
     def drain_events(self) -> tuple[CacheEvents, ...]:
         """Take the events since the last call, one batch a pool (empty unless ``config.events``)."""
         state = self._state
-        state.is_changing = True
-        events = tuple(pool.drain_events() for pool in state.pools.values())
-        state.is_changing = False
-        return events
+        with state.draining:
+            return tuple(pool.drain_events() for pool in state.pools.values())
 
     def stored_blocks(self, pool: str | None = None) -> StoredBlocks:
         """List every cached block of a pool, the first group's pool when None. Changes nothing. O(blocks).

@@ -208,11 +208,33 @@ class DraftTable:
         return self.group.pool
 
 
+class Change:
+    """The one place where the space's version grows and an operation is marked as under way.
+
+    Entered once all checks are done, so that a refusal changes neither. An exception from outside (an interrupt, memory
+    that ran out) leaves the mark, and the next operation tells (``InterruptedSpaceError``).
+    """
+
+    __slots__ = "_num_versions", "_state"
+
+    def __init__(self, state: "SpaceState", num_versions: int) -> None:
+        self._state, self._num_versions = state, num_versions
+
+    def __enter__(self) -> None:
+        self._state.is_changing = True
+        self._state.version += self._num_versions
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._state.is_changing = False
+
+
 class SpaceState:
     """All arrays of one block space.
 
     Attributes:
-        is_changing: set while an operation changes state; still set at the next operation if one was interrupted.
+        changing: ``with state.changing:`` around all that an operation changes. draining: the same where no match can
+            change. is_changing: set within them; still set at the next operation if one was interrupted.
         pools: device pools by name; host_pools: host pools by the same names; all_pools: both.
         pool_counts: the counts of the device pools.
         groups: the groups, in the configuration's order; cached_groups: those in prefix caching (all, if the space has
@@ -254,7 +276,7 @@ class SpaceState:
     def __init__(self, config: SpaceConfig) -> None:
         """Build empty pools and tables. O(blocks)."""
         self.config = config
-        self.is_changing = False
+        self.changing, self.draining, self.is_changing = Change(self, 1), Change(self, 0), False
         self.observers = Observers()
         self.features: tuple[SpaceFeature, ...] = ()
         self.most_blocks_beside = 0

@@ -202,23 +202,22 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
     for name, count in found.num_taken.items():
         if count > state.host_pools[name].num_free:
             return Shortage(f"{name} (host)", int(count), state.host_pools[name].num_free)
-    state.is_changing = True
-    for observer in state.observers.leaving:
-        observer.leaving(batch)
-    for row in batch.tolist():
-        hand_over(state, row, mark)
-        stop_relying(state, row)
-    moves = _leave_device(state, batch, found)
-    set_status(state.rows, batch, SWAPPED)
-    for name, pairs in moves.items():
-        ledger.add_swaps_out(name, pairs)
-    if state.config.prefix_caching:
-        for group in state.groups:
-            name_moved(_host_pool(group).arrays, group.arrays, state.rows, batch)
-    answer = _as_block_moves(moves)
-    for observer in state.observers.swapped_out:
-        observer.swapped_out(batch)
-    state.is_changing = False
+    with state.changing:
+        for observer in state.observers.leaving:
+            observer.leaving(batch)
+        for row in batch.tolist():
+            hand_over(state, row, mark)
+            stop_relying(state, row)
+        moves = _leave_device(state, batch, found)
+        set_status(state.rows, batch, SWAPPED)
+        for name, pairs in moves.items():
+            ledger.add_swaps_out(name, pairs)
+        if state.config.prefix_caching:
+            for group in state.groups:
+                name_moved(_host_pool(group).arrays, group.arrays, state.rows, batch)
+        answer = _as_block_moves(moves)
+        for observer in state.observers.swapped_out:
+            observer.swapped_out(batch)
     return answer
 
 
@@ -305,26 +304,25 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
     shortage = state.room.find_shortage(arrival.num_taken)
     if shortage is not None:
         return shortage
-    state.is_changing = True
-    for tenant, twins in arrival.twins.items():
-        for feature in state.features:
-            feature.taking(tenant)
-            for name, blocks in twins.items():
-                feature.reviving(state.pools[name], blocks)
-    moves = _move(state, batch, found, _host_pool, _device_pool)
-    for tenant in arrival.twins:
-        for feature in state.features:
-            feature.taken(tenant)
-    set_status(state.rows, batch, RUNNING)
-    for group in state.groups:
-        arrive(*group.view, batch)
-    for name, pairs in moves.items():
-        ledger.add_swaps_in(name, pairs)
-    publish(state, ledger, batch)
-    answer = _as_block_moves(moves)
-    for observer in state.observers.returned:
-        observer.returned(batch)
-    state.is_changing = False
+    with state.changing:
+        for tenant, twins in arrival.twins.items():
+            for feature in state.features:
+                feature.taking(tenant)
+                for name, blocks in twins.items():
+                    feature.reviving(state.pools[name], blocks)
+        moves = _move(state, batch, found, _host_pool, _device_pool)
+        for tenant in arrival.twins:
+            for feature in state.features:
+                feature.taken(tenant)
+        set_status(state.rows, batch, RUNNING)
+        for group in state.groups:
+            arrive(*group.view, batch)
+        for name, pairs in moves.items():
+            ledger.add_swaps_in(name, pairs)
+        publish(state, ledger, batch)
+        answer = _as_block_moves(moves)
+        for observer in state.observers.returned:
+            observer.returned(batch)
     return answer
 
 

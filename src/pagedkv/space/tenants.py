@@ -383,16 +383,15 @@ def _room_of(state: SpaceState) -> TenantRoom:
 
 def set_tenant(state: SpaceState, name: str, given: TenantLimits, limits: Mapping[str, tuple[int, int]]) -> None:
     """Add a tenant, or change its limits. At a lower cap its own cached blocks are evicted."""
-    state.is_changing = True
-    number, is_new = _room_of(state).add(name, given, limits)
-    for pool_name, pool in state.pools.items():
-        cap, floor = limits[pool_name]
-        if is_new:
-            add_account(pool.arrays.tenants, pool.num_blocks, cap, floor)
-        else:
-            _keep_within(state, pool_name, number, cap)
-            set_limits(pool.arrays.tenants, pool.num_blocks, number, cap, floor)
-    state.is_changing = False
+    with state.changing:
+        number, is_new = _room_of(state).add(name, given, limits)
+        for pool_name, pool in state.pools.items():
+            cap, floor = limits[pool_name]
+            if is_new:
+                add_account(pool.arrays.tenants, pool.num_blocks, cap, floor)
+            else:
+                _keep_within(state, pool_name, number, cap)
+                set_limits(pool.arrays.tenants, pool.num_blocks, number, cap, floor)
 
 
 def _keep_within(state: SpaceState, pool_name: str, number: int, cap: int) -> None:
@@ -405,11 +404,10 @@ def _keep_within(state: SpaceState, pool_name: str, number: int, cap: int) -> No
 
 def remove_tenant(state: SpaceState, name: str) -> None:
     """Remove a tenant without rows; its blocks are charged to the unnamed tenant."""
-    state.is_changing = True
-    room = _room_of(state)
-    number = room.remove(name)
-    for pool_name, pool in state.pools.items():
-        move_charges(pool.arrays, number, NO_TENANT)
-        set_limits(pool.arrays.tenants, pool.num_blocks, number, *room.limits[pool_name][number])
-        pool.charge_to(NO_TENANT)
-    state.is_changing = False
+    with state.changing:
+        room = _room_of(state)
+        number = room.remove(name)
+        for pool_name, pool in state.pools.items():
+            move_charges(pool.arrays, number, NO_TENANT)
+            set_limits(pool.arrays.tenants, pool.num_blocks, number, *room.limits[pool_name][number])
+            pool.charge_to(NO_TENANT)

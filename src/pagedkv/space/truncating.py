@@ -89,19 +89,18 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     """
     _require_truncation(state, batch, lengths)
     _require_known_lengths(state, batch, lengths)
-    state.is_changing = True
-    for observer in state.observers.truncating:
-        observer.truncating(batch, lengths)
-    any_full = _shrink(state, batch, lengths)
-    if state.is_overlapped or state.draft_tables:
-        _accept_later(state, batch, lengths)
-    else:
-        state.loops[accept](state.rows, batch, lengths)
-    if ledger.unfilled:
-        ledger.lower_ends(state.rows[:, NUM_TOKENS])
-    if any_full:
-        publish(state, ledger, batch)
-    state.is_changing = False
+    with state.changing:
+        for observer in state.observers.truncating:
+            observer.truncating(batch, lengths)
+        any_full = _shrink(state, batch, lengths)
+        if state.is_overlapped or state.draft_tables:
+            _accept_later(state, batch, lengths)
+        else:
+            state.loops[accept](state.rows, batch, lengths)
+        if ledger.unfilled:
+            ledger.lower_ends(state.rows[:, NUM_TOKENS])
+        if any_full:
+            publish(state, ledger, batch)
 
 
 def _require_truncation(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:

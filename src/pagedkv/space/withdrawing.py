@@ -263,25 +263,26 @@ def _names_that_begin_so(chain: Group, beginning: _Beginning) -> frozenset[bytes
 
 def withdraw(state: SpaceState, pool: BlockPool, bad: Int32Array) -> Withdrawal:
     """Unname bad blocks and all blocks that continue them, and lose the rows that rely on them."""
-    state.is_changing = True
-    extent = _all_that_is_bad(state, pool, bad)
-    names = _names_to_take(state, extent) if extent.is_anything else []
-    if extent.is_anything:
-        _take_names(state, names)
-    firsts = dict(sorted(extent.taint.firsts.items()))
-    _lose(state, list(firsts))
-    tickets = tuple(ticket for ticket in tickets_out(state) if extent.holds_bad(ticket.pool, state.held[ticket]))
-    loads = []
-    for load, loading in state.loads.items():
-        if any(extent.holds_bad(ticket.pool, state.held[ticket]) for ticket in loading.tickets):
-            loading.is_frozen = True
-            loads.append(load)
-    answer = Withdrawal(tuple(map(Row, firsts)), tuple(firsts.values()), tickets, tuple(loads), len(names))
-    if extent.is_anything and state.observers.withdrawn:
-        digests = None if extent.is_everything else frozenset(map(_as_digest, frozenset().union(*extent.taint.digests)))
-        for observer in state.observers.withdrawn:
-            observer.withdrawn(digests)
-    state.is_changing = False
+    with state.changing:
+        extent = _all_that_is_bad(state, pool, bad)
+        names = _names_to_take(state, extent) if extent.is_anything else []
+        if extent.is_anything:
+            _take_names(state, names)
+        firsts = dict(sorted(extent.taint.firsts.items()))
+        _lose(state, list(firsts))
+        tickets = tuple(ticket for ticket in tickets_out(state) if extent.holds_bad(ticket.pool, state.held[ticket]))
+        loads = []
+        for load, loading in state.loads.items():
+            if any(extent.holds_bad(ticket.pool, state.held[ticket]) for ticket in loading.tickets):
+                loading.is_frozen = True
+                loads.append(load)
+        answer = Withdrawal(tuple(map(Row, firsts)), tuple(firsts.values()), tickets, tuple(loads), len(names))
+        if extent.is_anything and state.observers.withdrawn:
+            digests = (
+                None if extent.is_everything else frozenset(map(_as_digest, frozenset().union(*extent.taint.digests)))
+            )
+            for observer in state.observers.withdrawn:
+                observer.withdrawn(digests)
     return answer
 
 
