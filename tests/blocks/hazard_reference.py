@@ -1,9 +1,9 @@
 """The policy that learns, as a cache and nothing else: requests come one at a time; dicts and lists, no bounds on work.
 
-Written from the policy's rules (docs/decisions/0025-a-policy-that-learns.md), without any code of the package. What production
-spreads over requests is done here at once (bins alone take the same turns), what it draws at random is drawn here by
-Python's generator, ghosts are never lost before their runs are, and it never asks what LRU would have. So hits differ a
-little, and shares should not.
+Written from the policy's rules (docs/decisions/0025-a-policy-that-learns.md), without any code of the package. What
+production spreads over requests is done here at once (bins alone take the same turns), what it draws at random is drawn
+here by Python's generator, ghosts are never lost before their runs are, and it never asks what LRU would have. So hits
+differ a little, and shares should not.
 """
 
 import math
