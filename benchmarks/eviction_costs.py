@@ -34,8 +34,8 @@ from pagedkv.blocks.eviction.hazard.layout import (
 )
 from pagedkv.blocks.eviction.hazard.policy import HAZARD
 from pagedkv.blocks.eviction.hazard.victims import draw
+from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.eviction.registry import POLICIES
-from pagedkv.blocks.moments import note_request
 from pagedkv.blocks.record import CLOCK_US, PoolArrays
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array

@@ -9,7 +9,7 @@ from pagedkv import BlockPool
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.life_cycle import acquire, release
 from pagedkv.blocks.prefix_index import name_block
-from pagedkv.blocks.record import CHARGED, NULL_BLOCK, PoolFeatures
+from pagedkv.blocks.record import CHARGED, KEPT, NULL_BLOCK, SPARE, PoolFeatures
 from pagedkv.blocks.tenant_charges import (
     AFTER,
     CAP,
@@ -17,7 +17,6 @@ from pagedkv.blocks.tenant_charges import (
     CLOCK_MASK,
     FLOOR,
     IN_CACHED,
-    IN_SPARE,
     NUM_RESERVED,
     NUM_RESTING,
     NUM_TAKEN,
@@ -61,7 +60,9 @@ def set_number(place: int | str, column: int, value: int) -> Callable[[BlockPool
 
 def other_kind(pool: BlockPool) -> None:
     leave(pool.arrays, 2)
-    join(pool.arrays, 2, IN_SPARE)
+    pool.arrays.records[2, KEPT] = SPARE
+    join(pool.arrays, 2)
+    pool.arrays.records[2, KEPT] = 0
 
 
 def one_way(pool: BlockPool) -> None:
@@ -70,7 +71,7 @@ def one_way(pool: BlockPool) -> None:
 
 def turned_round(pool: BlockPool) -> None:
     leave(pool.arrays, 2)
-    join(pool.arrays, 2, IN_CACHED)
+    join(pool.arrays, 2)
 
 
 @pytest.mark.parametrize(

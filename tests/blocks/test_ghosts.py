@@ -18,7 +18,7 @@ from pagedkv.blocks.ghosts import (
     recall,
     remember,
 )
-from pagedkv.blocks.record import EVICTED, NAME, NUM_ACQUIRED, NUM_CAUSES, PoolArrays, new_pool_arrays
+from pagedkv.blocks.record import EVICTED, NAME, NUM_ACQUIRED, NUM_CAUSES, FeaturedArrays, PoolArrays, new_pool_arrays
 from pagedkv.contract.arrays import Uint32Array
 
 pytestmark = pytest.mark.interpreted
@@ -43,7 +43,7 @@ contents = st.builds(content_of, st.integers(1, 2), st.sampled_from(FIRST_WORDS)
 
 
 def new_arrays(num_ghosts: int = NUM_SETS * GHOSTS_A_SET) -> PoolArrays:
-    return new_pool_arrays(4, 1, caching=True)._replace(ghosts=new_ghosts(num_ghosts))
+    return FeaturedArrays._make(new_pool_arrays(4, 1, caching=True))._replace(ghosts=new_ghosts(num_ghosts))
 
 
 def put(arrays: PoolArrays, content: Content) -> Uint32Array:

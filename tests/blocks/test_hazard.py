@@ -41,8 +41,8 @@ from pagedkv.blocks.eviction.hazard.layout import (
 from pagedkv.blocks.eviction.hazard.learning import EXPONENT_A, EXPONENT_B, EXPONENT_F
 from pagedkv.blocks.eviction.hazard.policy import HAZARD
 from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.life_cycle import acquire, release, reuse
-from pagedkv.blocks.moments import note_request
 from pagedkv.blocks.prefix_index import find, name_block
 from pagedkv.blocks.record import LIFE, NULL_BLOCK, NUM_EVICTED, PoolArrays
 from pagedkv.planner.capacity.pool_hits import pool_hits

@@ -43,8 +43,8 @@ from pagedkv.blocks.eviction.hazard.layout import (
 )
 from pagedkv.blocks.eviction.hazard.policy import HAZARD
 from pagedkv.blocks.eviction.hazard.victims import OF_LRU, value_of
+from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.life_cycle import make_spare
-from pagedkv.blocks.moments import note_request
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import (
     FREE,

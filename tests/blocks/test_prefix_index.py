@@ -7,7 +7,8 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pagedkv.blocks.prefix_index import KEYS, PrefixIndex, bucket_of, find, forget, is_child_of, name_block
+from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.blocks.prefix_index import KEYS, PrefixIndex, bucket_of, find, is_child_of, name_block
 from pagedkv.blocks.record import BUCKET_NEXT, LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays, new_pool_arrays
 from pagedkv.contract.arrays import Uint32Array
 
@@ -68,7 +69,7 @@ class IndexMachine(RuleBasedStateMachine):
     def forget(self, block: int) -> None:
         """A named block loses its name, wherever it stands in its bucket."""
         if block in self.model.values():
-            forget(self.arrays, block)
+            drop_name(self.arrays, block)
             self.model = {key: value for key, value in self.model.items() if value != block}
 
     @rule(group=groups, digest=digests)
@@ -162,7 +163,7 @@ def test_a_child_is_a_child_only_of_what_its_parent_held() -> None:
     assert is_child_of(arrays, 1, 2, 1)
     assert not is_child_of(arrays, 2, 2, 1)  # another group
     assert not is_child_of(arrays, 1, 2, NULL_BLOCK)
-    forget(arrays, 1)
+    drop_name(arrays, 1)
     name(arrays, 0, 1, digest_of(1))
     assert not is_child_of(arrays, 1, 2, 1)
     assert find(arrays, 1, words(digest_of(2))) == 2

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pagedkv.blocks.sha256 import Bytes, Words, sha256_message
-from pagedkv.compilation.choice import MOMENTS, chosen_by, sources_of_bound
+from pagedkv.compilation.choice import chosen, chosen_by_policy, sources_of_bound
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.loop import Loop
 from pagedkv.contract.arrays import Int32Array
@@ -117,10 +117,10 @@ class Bound(Plain):
     """What binds another."""
 
     __slots__ = ()
-    moments: ClassVar = Moments(_of_bound)
+    policy: ClassVar = Moments(_of_bound)
 
 
-_chosen = chosen_by(MOMENTS, "change", _of_plain)
+_chosen = chosen_by_policy("change", _of_plain)
 
 
 @compiled
@@ -141,6 +141,33 @@ def test_a_loop_with_one_choice_holds_nothing_of_the_other() -> None:
     _ask(Plain(numbers), 3)
     held = {str(piece) for piece in loop(_of_bound)._pieces}
     assert not any("Plain(" in kind for kind in held)
+
+
+@inlined
+def _none(*_arguments: object) -> None:
+    pass
+
+
+@inlined
+def _write(pair: Plain, value: int) -> None:
+    pair.numbers[0] = value
+
+
+_write_bound = cast("Callable[[Plain, int], None]", chosen(lambda kind: _write if kind is Bound else _none))
+
+
+@compiled
+def _write_twice(pair: Plain, value: int) -> None:
+    _write_bound(pair, value)
+    _write_bound(pair, pair.numbers[0] + 1)
+
+
+def test_a_loop_may_stand_for_nothing_whatever_it_takes() -> None:
+    numbers = np.array([10], np.int32)
+    _write_twice(Plain(numbers), 3)
+    assert numbers[0] == 10
+    _write_twice(Bound(numbers), 3)
+    assert numbers[0] == 4
 
 
 def test_what_is_bound_is_found_where_it_is_written() -> None:

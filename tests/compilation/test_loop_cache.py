@@ -98,15 +98,15 @@ class Moments:
     change: object
 class Bound(Pair):
     __slots__ = ()
-    moments = Moments(change)
+    policy = Moments(change)
 """
 ASKING = """
-from pagedkv.compilation.choice import MOMENTS, chosen_by
+from pagedkv.compilation.choice import chosen_by_policy
 from pagedkv.compilation.compiled import compiled, inlined
 @inlined
 def default(pair, x):
     return x
-change = chosen_by(MOMENTS, "change", default)
+change = chosen_by_policy("change", default)
 @compiled
 def ask(pair, x):
     return change(pair, x)

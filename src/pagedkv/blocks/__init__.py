@@ -1,23 +1,20 @@
 """One pool: its blocks, the queue of free blocks, eviction, and names. This room does not handle sequences.
 
-Reading order: ``blocks`` (the record of a block); ``block_record``, ``links``, ``contents`` and ``keep_reasons``, which
-write its columns and decide nothing; ``free_queue`` and ``spare_blocks`` (the order in which free blocks are
-allocated); ``moments`` (the hooks of features); ``prefix_index`` (names); ``life_cycle`` (when a block is allocated,
-shared, released, evicted). The features are ``eviction``, ``epochs``, ``event_log``, ``ghosts``, ``siblings``,
-``cached_bounds``, tenants (``tenant_charges``) and leases (``lease_order``, ``leasing``). They are combined in
-``features``, ``lease_victims``, ``tenant_victims`` and ``feature_audits``, and ``sets`` selects those of a pool. Then
-come ``block_pool`` (a pool as an object), ``holding`` (references of external readers), ``paths`` (prompts without
-rows), and the computation of digests: ``sha_instructions``, ``sha256``, ``digests``, ``extra_keys`` and ``block_keys``.
+Reading order: ``record`` (the record of a block, and which code a pool runs), ``free_queue`` (the order in which free
+blocks are allocated), ``prefix_index`` (names), ``life_cycle`` (when a block is allocated, shared, released, evicted;
+it calls each feature where it acts). The features are ``eviction``, ``epochs``, ``event_log``, ``ghosts``,
+``siblings``, ``cached_bounds``, tenants (``tenant_charges``) and leases (``leasing``, in the order of ``treap``);
+``victims`` is where tenants and leases meet. Then come ``sweeps`` (over all blocks), ``block_pool`` (a pool as an
+object), ``auditing`` (its invariants), and the computation of digests: ``sha256`` and ``digests``.
 
-The names imported here are for rooms of other wings: a pool, its policies, and the matching of prompts in it. The rooms
-``tables`` and ``space`` build on this one and import its modules directly.
+The names imported here are for rooms of other wings: a pool, its policies, and the matching of prompts in it. The room
+``space`` builds on this one and imports its modules directly.
 """
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.eviction.policy import EvictionPolicy
+from pagedkv.blocks.eviction.policy import FETCHED_AHEAD, EvictionPolicy, expect, note_request
 from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.life_cycle import release, reuse
-from pagedkv.blocks.moments import FETCHED_AHEAD, expect, note_request
 from pagedkv.blocks.record import DIGEST_WORDS, NULL_BLOCK, PoolArrays, set_clock
 from pagedkv.blocks.sweeps import add_to_path, find_child
 

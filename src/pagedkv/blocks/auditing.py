@@ -28,8 +28,7 @@ from pagedkv.blocks.free_queue import (
     spare_sentinel,
 )
 from pagedkv.blocks.ghosts import GHOSTS_A_SET, are_same, find_ghost, ghost_cause, is_ghost
-from pagedkv.blocks.leasing import first_misplaced, is_leased
-from pagedkv.blocks.moments import stays
+from pagedkv.blocks.leasing import first_misplaced
 from pagedkv.blocks.prefix_index import bucket_of, has_digest
 from pagedkv.blocks.record import (
     BUCKET_NEXT,
@@ -64,6 +63,7 @@ from pagedkv.blocks.record import (
     SPARE,
     SUCCESSOR,
     PoolArrays,
+    is_leased,
 )
 from pagedkv.blocks.siblings import first_unlinked
 from pagedkv.blocks.tenant_charges import (
@@ -172,7 +172,7 @@ def _links_fault(pool: PoolArrays) -> int:
     num_blocks = len(records) - NUM_SENTINELS
     for place in range(len(records)):
         is_block = place != NULL_BLOCK and place < num_blocks
-        is_ordered = is_block and records[place, QUEUE] == FREE and stays(pool, place)
+        is_ordered = is_block and records[place, QUEUE] == FREE and is_leased(pool, place)
         if is_ordered or place == num_blocks + LEASED_ROOT or (is_block and records[place, QUEUE] <= IN_USE):
             continue
         following = records[place, NEXT]

@@ -15,8 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.moments import stays
-from pagedkv.blocks.record import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolArrays
+from pagedkv.blocks.record import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolArrays, featured, is_leased
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint8Array
 
@@ -61,6 +60,7 @@ def stand(pool: PoolArrays, block: int) -> bool:
     return bool(bounds[row, NUM_BOUNDED] > bounds[row, MOST])
 
 
+@featured
 @compiled
 def leave(pool: PoolArrays, block: int) -> None:
     """Remove a block that is no longer cached from its list, while it still has its name."""
@@ -89,7 +89,7 @@ def least_valuable(pool: PoolArrays, block: int) -> int:
 @inlined
 def _worth(pool: PoolArrays, block: int) -> int:
     """Return the value of a cached block: spare, then before ends, then before junctions, then leased."""
-    return 2**30 if stays(pool, block) else int(pool.records[block, KEPT])
+    return 2**30 if is_leased(pool, block) else int(pool.records[block, KEPT])
 
 
 @compiled

@@ -9,7 +9,7 @@ A block into which no plan has computed anything is *undated*: its weights are n
 they were those in force. Two blocks have equal content only if their ranges are equal.
 """
 
-from pagedkv.blocks.record import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
+from pagedkv.blocks.record import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays, featured, featured_question
 from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arrays import Int32Array
 
@@ -17,7 +17,6 @@ __all__ = [
     "copy_epochs",
     "date",
     "date_oldest",
-    "has_epochs",
     "is_fresher",
     "same_epochs",
     "set_epoch_in_force",
@@ -28,49 +27,43 @@ __all__ = [
 
 
 @inlined
-def has_epochs(pool: PoolArrays) -> bool:
-    """Whether epochs are counted."""
-    return len(pool.epochs) > 0
-
-
-@inlined
 def seeming(pool: PoolArrays, block: int, column: int) -> int:
     """Return one end of a block's range; for an undated block, the epoch in force."""
     epoch = pool.epochs[block, column]
     return int(pool.epochs[NULL_BLOCK, column] if epoch == UNDATED else epoch)
 
 
+@featured_question
 @inlined
 def same_epochs(pool: PoolArrays, block: int, other_pool: PoolArrays, other: int) -> bool:
-    """Whether weights of the same epochs computed two blocks; always true if epochs are not counted."""
-    if not has_epochs(pool):
-        return True
+    """Whether weights of the same epochs computed two blocks."""
     return bool(
         seeming(pool, block, OLDEST) == seeming(other_pool, other, OLDEST)
         and seeming(pool, block, NEWEST) == seeming(other_pool, other, NEWEST)
     )
 
 
+@featured_question
 @inlined
 def is_fresher(pool: PoolArrays, block: int, other: int) -> bool:
     """Whether a block can be hit for longer than another one, since its oldest epoch is newer."""
     return seeming(pool, block, OLDEST) > seeming(pool, other, OLDEST)
 
 
+@featured
 @inlined
 def copy_epochs(source: PoolArrays, block: int, destination: PoolArrays, place: int) -> None:
     """Copy the range of a block to a copy of it, here or on the other side (host or device)."""
-    if has_epochs(source):
-        destination.epochs[place, OLDEST] = source.epochs[block, OLDEST]
-        destination.epochs[place, NEWEST] = source.epochs[block, NEWEST]
+    destination.epochs[place, OLDEST] = source.epochs[block, OLDEST]
+    destination.epochs[place, NEWEST] = source.epochs[block, NEWEST]
 
 
+@featured
 @inlined
 def undate(pool: PoolArrays, block: int) -> None:
-    """Mark a block as undated. No effect if epochs are not counted."""
-    if has_epochs(pool):
-        pool.epochs[block, OLDEST] = UNDATED
-        pool.epochs[block, NEWEST] = UNDATED
+    """Mark a block as undated."""
+    pool.epochs[block, OLDEST] = UNDATED
+    pool.epochs[block, NEWEST] = UNDATED
 
 
 @inlined

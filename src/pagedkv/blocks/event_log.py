@@ -12,6 +12,7 @@ from pagedkv.blocks.record import (
     NAME,
     NUM_EVENTS,
     PoolArrays,
+    featured,
 )
 from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arguments import LARGEST_SIZE
@@ -26,11 +27,10 @@ def new_log(most: int) -> Uint32Array:
     return np.zeros((most, EVENT_FIELDS), np.uint32)
 
 
+@featured
 @inlined
 def log_event(pool: PoolArrays, kind: int, block: int) -> None:
-    """Record an event, over the oldest one if the log is full; no effect if events are off."""
-    if len(pool.event_log) == 0:
-        return
+    """Record an event, over the oldest one if the log is full."""
     event = pool.counts[NUM_EVENTS] % len(pool.event_log)
     pool.counts[NUM_EVENTS] += 1
     pool.event_log[event, 0] = kind

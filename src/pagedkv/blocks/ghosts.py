@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.record import NAME, NUM_ACQUIRED, PoolArrays, aligned_zeros
+from pagedkv.blocks.record import NAME, NUM_ACQUIRED, PoolArrays, aligned_zeros, featured
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Uint32Array
 
@@ -133,6 +133,7 @@ def has_forgotten(pool: PoolArrays, digest: Uint32Array) -> bool:
     return len(pool.ghosts) == 0 or pool.ghosts[_set_of(pool, digest[0]), FORGOTTEN] != 0
 
 
+@featured
 @compiled
 def remember(pool: PoolArrays, block: int, cause: int) -> int:
     """Make the ghost of a block that is about to lose its name; return its place, -1 without ghosts. O(1)."""
@@ -165,6 +166,7 @@ def _way_for_another(pool: PoolArrays, number: int) -> int:
     return oldest
 
 
+@featured
 @compiled
 def recall(pool: PoolArrays, block: int) -> int:
     """Remove the ghost of content that was just named again; return its former place, -1 if there was none. O(1).

@@ -33,7 +33,8 @@ its parent until :func:`settle_all`::
 
 from typing import Final
 
-from pagedkv.blocks import free_queue, moments
+from pagedkv.blocks import cached_bounds, free_queue, tenant_charges
+from pagedkv.blocks.eviction import policy
 from pagedkv.blocks.record import (
     FREE,
     HIGH_PRIORITY,
@@ -49,6 +50,9 @@ from pagedkv.blocks.record import (
     RELEASED,
     PoolArrays,
     enter_free,
+    featured,
+    featured_question,
+    is_leased,
     lead_to,
     leave_free,
     set_branch,
@@ -68,7 +72,6 @@ __all__ = [
     "has_unsettled",
     "in_order_of_release",
     "is_due",
-    "is_leased",
     "lease",
     "move_below",
     "raise_parents",
@@ -77,36 +80,43 @@ __all__ = [
     "stamp",
     "take",
     "take_from_below",
-    "unlink_leased",
+    "unlink_named",
     "unsettle_children",
 ]
 
 
-@inlined
-def is_leased(pool: PoolArrays, block: int) -> bool:
-    """Whether a block has a lease or high priority."""
-    return len(pool.leases) > 0 and bool(pool.leases[block] > 0)
-
-
+@featured_question
 @inlined
 def is_due(pool: PoolArrays, block: int) -> bool:
     """Whether a block's lease has ended."""
     return bool(HIGH_PRIORITY < pool.leases[block] <= pool.leases[NULL_BLOCK])
 
 
+@featured
 @compiled
 def enqueue_leased(pool: PoolArrays, block: int) -> None:
     """Put an unreferenced named block among the leased ones. O(log leased blocks)."""
-    moments.note_drop(pool, block)
+    policy.note_drop(pool, block)
     stamp(pool, block)
     enter_free(pool.records, pool.counts, block)
     pool.counts[NUM_LEASED] += 1
     add(pool, block)
 
 
+@inlined
+def unlink_named(pool: PoolArrays, block: int) -> None:
+    """Take a free named block, with its lease, out of the free ones. O(1), a leased one O(log leased blocks)."""
+    if len(pool.bounds):
+        cached_bounds.leave(pool, block)
+    if is_leased(pool, block):
+        _unlink_leased(pool, block)
+    else:
+        free_queue.remove(pool.records, pool.counts, block)
+
+
+@featured
 @compiled
-def unlink_leased(pool: PoolArrays, block: int) -> None:
-    """Take a leased block, with its lease, out of the free ones. O(log leased blocks)."""
+def _unlink_leased(pool: PoolArrays, block: int) -> None:
     take(pool, block)
     _leave(pool, block)
 
@@ -124,9 +134,11 @@ def end_leased(pool: PoolArrays, block: int) -> None:
     """Make a leased block that was taken out of the order an ordinary cached one, as if it were released now."""
     _leave(pool, block)
     end_lease(pool, block)
-    moments.note_name(pool, block)
-    moments.put(pool, block)
-    moments.note_rank(pool, block)
+    policy.note_name(pool, block)
+    policy.enqueue(pool, block)
+    if len(pool.tenants):
+        tenant_charges.leave(pool, block)
+        tenant_charges.join(pool, block)
 
 
 @compiled
@@ -153,7 +165,9 @@ def lease(pool: PoolArrays, block: int, until: float) -> None:
         free_queue.remove(pool.records, pool.counts, block)
         set_end(pool, block, until)
         enqueue_leased(pool, block)
-        moments.note_rank(pool, block)
+        if len(pool.tenants):
+            tenant_charges.leave(pool, block)
+            tenant_charges.join(pool, block)
     if before == 0 and pool.counts[NUM_LEASED]:
         unsettle_children(pool, block)
 
@@ -169,11 +183,11 @@ def set_end(pool: PoolArrays, block: int, until: float) -> None:
     pool.leases[block] = until
 
 
+@featured
 @inlined
 def end_lease(pool: PoolArrays, block: int) -> None:
-    """Remove the lease of a block that is in no order. No effect without leases."""
-    if len(pool.leases):
-        pool.leases[block] = 0
+    """Remove the lease of a block that is in no order."""
+    pool.leases[block] = 0
 
 
 @compiled

@@ -15,8 +15,15 @@ The block's ``HOLD_STEP`` is raised to that step, even while other references re
 block waits for the latest of these steps. Every step has a list of the blocks that wait for it, so the cost of settling
 a step is proportional to the blocks that it frees.
 
-Free blocks are ordered by :mod:`~pagedkv.blocks.free_queue`. Sequences and tables are handled elsewhere. Optional
-features are called through :mod:`~pagedkv.blocks.moments`.
+Free blocks are ordered by :mod:`~pagedkv.blocks.free_queue`. Sequences and tables are handled elsewhere. A free block
+is of one of these kinds, and blocks are allocated in this order::
+
+    without content | spare | cached, in the policy's order | leased, the largest lease first
+
+Leased and spare blocks are excluded from the eviction policy. Every free named block is in a list of its tenant, and
+counts towards the limit of its group. A tenant at its cap loses a block of its own. Features act where they are called
+here and in :mod:`~pagedkv.blocks.prefix_index`, if the pool has their array; machine code of pools without any feature
+contains none of them (:func:`~pagedkv.blocks.record.featured`).
 
 Spare blocks: cached blocks that are evicted before all others.
 
@@ -33,10 +40,13 @@ prefetch hint, so a spare block has no hint.
 References of external readers, taken and released for many blocks at a time.
 """
 
-from pagedkv.blocks import free_queue, moments
+from pagedkv.blocks import cached_bounds, free_queue, tenant_charges
 from pagedkv.blocks.digests import clear_extra
+from pagedkv.blocks.epochs import undate
+from pagedkv.blocks.eviction import policy
+from pagedkv.blocks.leasing import end_lease, enqueue_leased, is_due, unlink_named
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.prefix_index import forget, unname
+from pagedkv.blocks.prefix_index import lose_content, unname
 from pagedkv.blocks.record import (
     CALLED_OFF,
     DEFERRED,
@@ -44,15 +54,15 @@ from pagedkv.blocks.record import (
     FREE,
     HOLD_STEP,
     IN_ORDER,
-    KEPT,
     NAME,
     NEXT,
     NULL_BLOCK,
     NUM_ACQUIRED,
     NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
-    NUM_EVICTED,
+    NUM_FREE,
     NUM_HIT_BLOCKS,
+    NUM_LEASED,
     OPEN_STEP,
     OVERWRITTEN,
     PENDING_STEP,
@@ -60,17 +70,20 @@ from pagedkv.blocks.record import (
     REF_COUNT,
     SETTLED_STEP,
     SHED,
-    SPARE,
     PoolArrays,
     add_references,
     begin_life,
     drop_reference,
+    featured,
     forget_reasons,
     hold_until,
+    is_leased,
+    is_spare,
     mark_spare,
     note_settled,
     raise_hold,
 )
+from pagedkv.blocks.victims import end_largest_lease, make_room
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array
 
@@ -83,8 +96,6 @@ __all__ = [
     "claim_all",
     "drop_name",
     "enqueue_spare",
-    "is_spare",
-    "lose_content",
     "lose_name",
     "lower_hold",
     "make_cached",
@@ -153,35 +164,28 @@ def _take_plain(pool: PoolArrays, blocks: Int32Array) -> int:
 @inlined
 def _is_plain(pool: PoolArrays, first: int) -> bool:
     """Whether the first block of the cold list has no content, so that none is evicted, and takes are not counted."""
-    return bool(first != NULL_BLOCK and not pool.records[first, NAME]) and not moments.counts_takes(pool)
+    return bool(first != NULL_BLOCK and not pool.records[first, NAME]) and not tenant_charges.has_tenants(pool)
 
 
 @inlined
 def _make_vacant(pool: PoolArrays) -> int:
     """Take the next free block out of its list and remove its name, if it has one."""
-    moments.make_room(pool)
+    if len(pool.tenants):
+        make_room(pool)
+    if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_FREE]:
+        end_largest_lease(pool, tenant_charges.ANY)
     records = pool.records
     block = free_queue.first(records)
     if not records[block, NAME]:
         free_queue.remove(records, pool.counts, block)
     else:
         if not is_spare(pool, block):
-            block = unsigned(moments.choose_victim(pool, block))
-        moments.unlink(pool, block)
+            block = unsigned(policy.choose_victim(pool, block))
+        unlink_named(pool, block)
         lose_content(pool, block)
-    moments.note_take(pool, block)
+    if len(pool.tenants):
+        tenant_charges.take(pool, block)
     return block
-
-
-@inlined
-def lose_content(pool: PoolArrays, block: int) -> None:
-    """Remove the name of a cached block that was taken out of its list to make room."""
-    pool.counts[NUM_EVICTED] += 1
-    cause = SHED
-    if not is_spare(pool, block):
-        cause = EVICTED
-        moments.note_eviction(pool, block)
-    unname(pool, block, cause)
 
 
 @compiled
@@ -195,7 +199,8 @@ def _start_life(pool: PoolArrays, block: int) -> None:
     """Start a new life of a block, with its first reference."""
     begin_life(pool.records, block)
     clear_extra(pool.records, block)
-    moments.note_begin(pool, block)
+    if len(pool.epochs):
+        undate(pool, block)
 
 
 @inlined
@@ -205,8 +210,12 @@ def claim(pool: PoolArrays, block: int) -> None:
     if is_spare(pool, block):
         renew(pool, block)
     if records[block, QUEUE] == FREE:
-        moments.unlink(pool, block)
-        moments.note_claim(pool, block)
+        unlink_named(pool, block)
+        if is_leased(pool, block):
+            policy.note_name(pool, block)
+        if len(pool.tenants):
+            tenant_charges.resume(pool, block)
+        policy.note_claim(pool, block)
     elif records[block, QUEUE] == DEFERRED:
         free_queue.stop_waiting(pool.records, pool.counts, block)
     add_references(records, block, 1)
@@ -216,14 +225,14 @@ def claim(pool: PoolArrays, block: int) -> None:
 def reuse(pool: PoolArrays, block: int) -> None:
     """Take one more reference to a named block, for a sequence that hits it."""
     claim(pool, block)
-    moments.note_reuse(pool, block)
+    policy.note_reuse(pool, block)
 
 
 @inlined
 def adopt(pool: PoolArrays, block: int) -> None:
     """Take one more reference to a named block, for a sequence that has computed the same content again."""
     claim(pool, block)
-    moments.note_recomputed(pool, block)
+    policy.note_recomputed(pool, block)
 
 
 @takes(Like.POOL, Like.IDS)
@@ -250,7 +259,7 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
     if records[block, REF_COUNT] > 0:
         return
     if records[block, NAME] and records[block, PENDING_STEP] == counts[OPEN_STEP]:
-        forget(pool, block, CALLED_OFF)  # the row that was to compute it in the open step is gone
+        drop_name(pool, block, CALLED_OFF)  # the row that was to compute it in the open step is gone
     if records[block, HOLD_STEP] > counts[SETTLED_STEP]:
         free_queue.wait_for(records, counts, block, records[block, HOLD_STEP])
     else:
@@ -260,15 +269,32 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
     """Put an unreferenced block into a list by its content: at the front if it has none, else with cached blocks."""
-    moments.note_rest(pool, block)
+    if len(pool.tenants):
+        tenant_charges.rest(pool, block)
+    if is_leased(pool, block) and is_due(pool, block):
+        end_lease(pool, block)
     if not pool.records[block, NAME]:
         free_queue.prepend(pool.records, pool.counts, block)
         return
-    if is_spare(pool, block) and not moments.stays(pool, block):
+    if is_leased(pool, block):
+        enqueue_leased(pool, block)
+    elif is_spare(pool, block):
         enqueue_spare(pool, block)
     else:
-        moments.enqueue(pool, block)
-    moments.note_cached(pool, block)
+        policy.enqueue(pool, block)
+    if len(pool.tenants):
+        tenant_charges.join(pool, block)
+    if len(pool.bounds):
+        _enforce_bound(pool, block)
+
+
+@featured
+@compiled
+def _enforce_bound(pool: PoolArrays, block: int) -> None:
+    """Enforce the limit of a group, of which a block has become cached: evict its least valuable block if necessary."""
+    if cached_bounds.stand(pool, block):
+        least = cached_bounds.least_valuable(pool, block)
+        drop_name(pool, least, SHED if is_spare(pool, least) else EVICTED)
 
 
 @takes(Like.POOL, Like.NUMBER)
@@ -308,13 +334,15 @@ def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
 def lose_name(pool: PoolArrays, block: int, cause: int) -> None:
     """Remove a name as :func:`drop_name` does, inlined into the caller."""
     is_free = pool.records[block, QUEUE] == FREE
-    if not (is_free and is_spare(pool, block)):
-        moments.note_drop(pool, block)  # a spare free block was dropped when it became spare
+    if not (is_free and (is_spare(pool, block) or is_leased(pool, block))):
+        policy.note_drop(pool, block)  # a spare or leased free block was dropped when it became so
     if is_free:
-        moments.unlink(pool, block)
+        unlink_named(pool, block)
     unname(pool, block, cause)
     if is_free:
-        moments.note_vacant(pool, block)
+        if len(pool.tenants):
+            tenant_charges.leave(pool, block)
+            tenant_charges.uncharge(pool, block)
         free_queue.prepend(pool.records, pool.counts, block)
 
 
@@ -332,16 +360,10 @@ def lower_hold(pool: PoolArrays, block: int, step: int) -> None:
         _enqueue(pool, block)
 
 
-@inlined
-def is_spare(pool: PoolArrays, block: int) -> bool:
-    """Whether a block is spare, or will be once no step needs it any more."""
-    return bool(pool.records[block, KEPT] == SPARE)
-
-
 @compiled
 def enqueue_spare(pool: PoolArrays, block: int) -> None:
     """Put an unreferenced named block at the back of the spare list."""
-    moments.note_drop(pool, block)
+    policy.note_drop(pool, block)
     free_queue.insert_before(pool.records, pool.counts, free_queue.spare_sentinel(pool.records), block)
 
 
@@ -354,14 +376,16 @@ def make_spare(pool: PoolArrays, block: int) -> None:
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
         enqueue_spare(pool, block)
-        moments.note_rank(pool, block)
+        if len(pool.tenants):
+            tenant_charges.leave(pool, block)
+            tenant_charges.join(pool, block)
 
 
 @compiled
 def make_unheld_spare(pool: PoolArrays, blocks: Int32Array) -> None:
     """Mark those blocks as spare that are named and unreferenced, even if kept for a reason, except by a feature."""
     for block in blocks:
-        if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0 and not moments.stays(pool, block):
+        if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0 and not is_leased(pool, block):
             make_spare(pool, block)
 
 
@@ -371,8 +395,10 @@ def make_cached(pool: PoolArrays, block: int) -> None:
     renew(pool, block)
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
-        moments.put(pool, block)
-        moments.note_rank(pool, block)
+        policy.enqueue(pool, block)
+        if len(pool.tenants):
+            tenant_charges.leave(pool, block)
+            tenant_charges.join(pool, block)
 
 
 @compiled
@@ -380,7 +406,7 @@ def renew(pool: PoolArrays, block: int) -> None:
     """Remove the spare mark of a block that is about to be taken out of its place."""
     forget_reasons(pool.records, block)
     if pool.records[block, QUEUE] == FREE:
-        moments.note_name(pool, block)
+        policy.note_name(pool, block)
 
 
 NO_STEP = 0  # an external reader is part of no step, so a block that it releases waits for none on its account

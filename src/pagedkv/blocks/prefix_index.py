@@ -15,32 +15,41 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.moments import next_child, note_child, note_drop, note_name, note_named, note_unnamed
+from pagedkv.blocks.event_log import log_event
+from pagedkv.blocks.eviction import policy
+from pagedkv.blocks.ghosts import recall, remember
+from pagedkv.blocks.leasing import end_lease
 from pagedkv.blocks.record import (
     BUCKET_NEXT,
     DIGEST_WORDS,
+    EVICTED,
     LIFE,
     NAME,
     NULL_BLOCK,
+    NUM_EVICTED,
     NUM_NAMED,
     NUM_SENTINELS,
     OVERWRITTEN,
     PARENT,
     PARENT_LIFE,
+    SHED,
     SUCCESSOR,
     PoolArrays,
     end_life,
     forget_reasons,
+    is_spare,
 )
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.blocks.siblings import link_child, next_child, unlink_child
+from pagedkv.compilation.compiled import inlined, unsigned
 from pagedkv.contract.arrays import Uint32Array
+from pagedkv.contract.events import REMOVED, STORED
 from pagedkv.errors import BlockError
 
 __all__ = [
     "PrefixIndex",
     "find",
-    "forget",
     "is_child_of",
+    "lose_content",
     "name_block",
     "unname",
 ]
@@ -110,21 +119,15 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
     records[block, BUCKET_NEXT] = pool.buckets[bucket]
     pool.buckets[bucket] = block
     if pool.records[parent, LIFE] == parent_life:
-        note_child(pool, block, parent, parent_life)
+        if len(pool.siblings):
+            link_child(pool, block, parent, parent_life)
         pool.records[parent, SUCCESSOR] = block
     pool.counts[NUM_NAMED] += 1
-    note_name(pool, block)
-    note_named(pool, block)
-
-
-@compiled
-def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
-    """Remove a block's name, and notify the eviction policy; links to its content become invalid.
-
-    ``cause``: why, one of those in :mod:`pagedkv.blocks.record`.
-    """
-    note_drop(pool, block)
-    unname(pool, block, cause)
+    policy.note_name(pool, block)
+    if len(pool.ghosts):
+        recall(pool, block)
+    if len(pool.event_log):
+        log_event(pool, STORED, block)
 
 
 @inlined
@@ -134,7 +137,14 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     parent = records[block, PARENT]
     if records[parent, SUCCESSOR] == block:
         records[parent, SUCCESSOR] = next_child(pool, block)
-    note_unnamed(pool, block, cause)
+    if len(pool.ghosts):
+        remember(pool, block, cause)
+    if len(pool.event_log):
+        log_event(pool, REMOVED, block)
+    if len(pool.siblings):
+        unlink_child(pool, block)
+    if len(pool.leases):
+        end_lease(pool, block)
     bucket = bucket_of(pool, records[block, NAME], pool.digests[block])
     current = pool.buckets[bucket]
     if current == block:
@@ -149,6 +159,18 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     forget_reasons(records, block)
     end_life(records, block)
     pool.counts[NUM_NAMED] -= 1
+
+
+@inlined
+def lose_content(pool: PoolArrays, block: int) -> None:
+    """Remove the name of a cached block that was taken out of its list to make room."""
+    pool.counts[NUM_EVICTED] += 1
+    cause = SHED
+    if not is_spare(pool, block):
+        cause = EVICTED
+        policy.note_eviction(pool, block)
+        policy.note_drop(pool, block)
+    unname(pool, block, cause)
 
 
 class PrefixIndex:

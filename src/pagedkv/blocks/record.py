@@ -33,11 +33,13 @@ Blocks store steps in 32 bits, so all numbers are lowered from time to time. The
 Whenever the pool removes a name it passes a cause, which ghosts store (:mod:`~pagedkv.blocks.ghosts`).
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.compilation.choice import chosen
 from pagedkv.compilation.compiled import inlined, unsigned
 from pagedkv.contract.arrays import Float32Array, Float64Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
@@ -56,6 +58,7 @@ __all__ = [
     "RESET",
     "SHED",
     "WITHDRAWN",
+    "FeaturedArrays",
     "PoolArrays",
     "PoolFeatures",
     "add_reasons",
@@ -73,8 +76,12 @@ __all__ = [
     "end_life",
     "enter_deferred",
     "enter_free",
+    "featured",
+    "featured_question",
     "forget_reasons",
     "hold_until",
+    "is_leased",
+    "is_spare",
     "keep_instead",
     "keep_only_for",
     "lead_to",
@@ -102,6 +109,9 @@ __all__ = [
     "stand_aside",
     "unlink",
 ]
+P = ParamSpec("P")
+R = TypeVar("R")
+
 NULL_BLOCK: Final = 0
 CACHE_LINE_NBYTES: Final = 64
 # Columns of a record. Those that a decode step reads are adjacent, and so are those read while a prompt's chain is
@@ -231,6 +241,38 @@ def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
     flat = np.zeros(num_rows * num_columns + spare, np.int32)
     start = -flat.ctypes.data % CACHE_LINE_NBYTES // 4
     return flat[start : start + num_rows * num_columns].reshape(num_rows, num_columns)
+
+
+class FeaturedArrays(PoolArrays):
+    """The arrays of a pool that has features; as a subclass with an attribute ``policy``, of one that evicts by it."""
+
+    __slots__ = ()
+
+
+@inlined
+def _nothing(*_arguments: object) -> None:
+    """Do nothing."""
+
+
+@inlined
+def _never(*_arguments: object) -> bool:
+    """Return False."""
+    return False
+
+
+def featured(loop: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a loop of an optional feature, which takes the pool first: without features it does nothing.
+
+    What it returns is of no use then, so callers that may have no features ignore it.
+    The class of the pool's arrays decides that when a caller is compiled, so that the machine code of pools without
+    features contains none of it, and takes no time to compile it (0004-compiled-loops.md).
+    """
+    return chosen(lambda kind: loop if issubclass(kind, FeaturedArrays) else cast("Callable[P, R]", _nothing))
+
+
+def featured_question(loop: Callable[P, bool]) -> Callable[P, bool]:
+    """Decorate a question about an optional feature, as :func:`featured`: without features the answer is no."""
+    return chosen(lambda kind: loop if issubclass(kind, FeaturedArrays) else cast("Callable[P, bool]", _never))
 
 
 class PoolFeatures(NamedTuple):
@@ -496,6 +538,19 @@ def note_ahead(records: Int32Array, block: int, ahead: int) -> None:
 def forget_reasons(records: Int32Array, block: int) -> None:
     """Clear a block's reasons, or its hint."""
     records[block, KEPT] = NULL_BLOCK
+
+
+@inlined
+def is_spare(pool: PoolArrays, block: int) -> bool:
+    """Whether a block is spare, or will be once no step needs it any more."""
+    return bool(pool.records[block, KEPT] == SPARE)
+
+
+@featured_question
+@inlined
+def is_leased(pool: PoolArrays, block: int) -> bool:
+    """Whether a block has a lease or high priority."""
+    return len(pool.leases) > 0 and bool(pool.leases[block] > 0)
 
 
 @inlined

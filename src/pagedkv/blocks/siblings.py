@@ -11,7 +11,7 @@ latest child is gone. Children of an ended life of the parent remain linked with
 
 from typing import Final
 
-from pagedkv.blocks.record import NAME, NULL_BLOCK, NUM_SENTINELS, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays
+from pagedkv.blocks.record import NAME, NULL_BLOCK, NUM_SENTINELS, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays, featured
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 
 __all__ = ["OLDER", "YOUNGER", "first_unlinked", "link_child", "next_child", "unlink_child"]
@@ -20,12 +20,11 @@ OLDER: Final = 0
 YOUNGER: Final = 1
 
 
+@featured
 @inlined
 def link_child(pool: PoolArrays, block: int, parent: int, parent_life: int) -> None:
     """Put a block that is being named before the other children of its parent in that life."""
     siblings = pool.siblings
-    if len(siblings) == 0:
-        return
     siblings[block, OLDER] = NULL_BLOCK
     siblings[block, YOUNGER] = NULL_BLOCK
     older = pool.records[parent, SUCCESSOR]
@@ -46,12 +45,11 @@ def next_child(pool: PoolArrays, block: int) -> int:
     return unsigned(pool.siblings[block, OLDER])
 
 
+@featured
 @inlined
 def unlink_child(pool: PoolArrays, block: int) -> None:
     """Remove a block that is losing its name from the list of its siblings."""
     siblings = pool.siblings
-    if len(siblings) == 0:
-        return
     older, younger = siblings[block, OLDER], siblings[block, YOUNGER]
     if younger != NULL_BLOCK:
         siblings[younger, OLDER] = older

@@ -36,15 +36,17 @@ import numpy as np
 from pagedkv.blocks.record import (
     CHARGED,
     FREE,
-    KEPT,
     NAME,
     NO_TENANT,
     NULL_BLOCK,
     NUM_SENTINELS,
     QUEUE,
-    SPARE,
     TENANT_FIELDS,
     PoolArrays,
+    featured,
+    featured_question,
+    is_leased,
+    is_spare,
 )
 from pagedkv.blocks.treap import BY_END, insert, remove
 from pagedkv.compilation.compiled import compiled, inlined
@@ -56,6 +58,7 @@ __all__ = [
     "add_account",
     "charge_hits",
     "charge_to",
+    "has_tenants",
     "is_evictable",
     "is_tenant_evictable",
     "join",
@@ -160,6 +163,14 @@ def set_current_tenant(tenants: Int32Array, tenant: int) -> None:
     tenants[:1, CURRENT_TENANT] = tenant
 
 
+@featured_question
+@inlined
+def has_tenants(pool: PoolArrays) -> bool:
+    """Whether blocks are charged to tenants."""
+    return len(pool.tenants) > 0
+
+
+@featured
 @inlined
 def charge_to(pool: PoolArrays, tenant: int) -> None:
     """Set the current tenant, as :func:`set_current_tenant`, in a compiled loop of a pool with tenants."""
@@ -218,6 +229,7 @@ def _count_taken(pool: PoolArrays, tenant: int, change: int) -> None:
     tenants[NULL_BLOCK, NUM_RESERVED] += after - before
 
 
+@featured
 @inlined
 def take(pool: PoolArrays, block: int) -> None:
     """Charge a block without content to the current tenant."""
@@ -225,12 +237,14 @@ def take(pool: PoolArrays, block: int) -> None:
     _count_taken(pool, pool.tenants[block, CHARGED], 1)
 
 
+@featured
 @inlined
 def uncharge(pool: PoolArrays, block: int) -> None:
     """End the charge of a free block that has lost its content."""
     pool.tenants[block, CHARGED] = NO_TENANT
 
 
+@featured
 @inlined
 def rest(pool: PoolArrays, block: int) -> None:
     """Record that a block is unreferenced; a named one is to :func:`join` a list, the charge of others ends."""
@@ -239,6 +253,7 @@ def rest(pool: PoolArrays, block: int) -> None:
         uncharge(pool, block)
 
 
+@featured
 @inlined
 def resume(pool: PoolArrays, block: int) -> None:
     """Record that a cached block is in use again. It stays charged to the same tenant."""
@@ -246,11 +261,17 @@ def resume(pool: PoolArrays, block: int) -> None:
     _count_taken(pool, pool.tenants[block, CHARGED], 1)
 
 
+@featured
 @compiled
-def join(pool: PoolArrays, block: int, kind: int) -> None:
-    """Append a free named block to its tenant's list of one kind."""
+def join(pool: PoolArrays, block: int) -> None:
+    """Append a free named block to its tenant's list of the block's kind."""
     tenants = pool.tenants
     tenant = int(tenants[block, CHARGED])
+    kind = IN_CACHED
+    if is_leased(pool, block):
+        kind = IN_LEASED
+    elif is_spare(pool, block):
+        kind = IN_SPARE
     sentinel = list_of(pool, tenant, kind)
     last = tenants[sentinel, BEFORE]
     tenants[block, AFTER] = sentinel
@@ -262,9 +283,10 @@ def join(pool: PoolArrays, block: int, kind: int) -> None:
     tenants[account_of(pool, tenant), NUM_RESTING] += 1
 
 
+@featured
 @compiled
 def leave(pool: PoolArrays, block: int) -> None:
-    """Remove a free named block from its tenant's list."""
+    """Remove a free named block from its tenant's list, whatever its kind."""
     tenants = pool.tenants
     after, before = tenants[block, AFTER], tenants[block, BEFORE]
     tenants[before, AFTER] = after
@@ -282,16 +304,12 @@ def charge_hits(pool: PoolArrays, block_ids: Int32Array) -> None:
     for block in block_ids:
         if block == NULL_BLOCK or pool.records[block, QUEUE] != FREE:
             continue
-        kind = IN_CACHED
-        if pool.records[block, KEPT] == SPARE:
-            kind = IN_SPARE
-        elif len(pool.leases) > 0 and pool.leases[block] > 0:
-            kind = IN_LEASED
-            remove(pool, BY_END, block)
+        if is_leased(pool, block):
+            remove(pool, BY_END, block)  # ordered by tenant
         leave(pool, block)
         pool.tenants[block, CHARGED] = pool.tenants[NULL_BLOCK, CURRENT_TENANT]
-        join(pool, block, kind)
-        if kind == IN_LEASED:
+        join(pool, block)
+        if is_leased(pool, block):
             insert(pool, BY_END, block)
 
 
@@ -312,8 +330,8 @@ def move_charges(pool: PoolArrays, source: int, target: int) -> None:
             _count_taken(pool, source, -1)
             _count_taken(pool, target, 1)
             tenants[block, CHARGED] = target
-        elif len(pool.leases) > 0 and pool.leases[block] > 0:
-            remove(pool, BY_END, block)  # ordered by tenant
+        elif is_leased(pool, block):
+            remove(pool, BY_END, block)
             tenants[block, CHARGED] = target
             insert(pool, BY_END, block)
         else:

@@ -17,7 +17,8 @@ The leases that end: those that are over, and the largest one if no other block 
 Leases and tenants are combined here: leased blocks are ordered by tenant, and some tenants' blocks are not evictable.
 """
 
-from pagedkv.blocks import free_queue, moments
+from pagedkv.blocks import free_queue
+from pagedkv.blocks.eviction import policy
 from pagedkv.blocks.leasing import (
     add,
     end_all,
@@ -28,8 +29,9 @@ from pagedkv.blocks.leasing import (
     settle_all,
     take,
     take_from_below,
+    unlink_named,
 )
-from pagedkv.blocks.life_cycle import lose_content
+from pagedkv.blocks.prefix_index import lose_content
 from pagedkv.blocks.record import (
     HIGH_PRIORITY,
     NAME,
@@ -38,6 +40,7 @@ from pagedkv.blocks.record import (
     NUM_LEASED,
     RELEASED,
     PoolArrays,
+    featured,
     lead_to,
     stand_again,
     stand_aside,
@@ -69,6 +72,7 @@ from pagedkv.compilation.compiled import compiled, unsigned
 __all__ = ["end_largest_lease", "end_overdue", "keep_cap", "make_room"]
 
 
+@featured
 @compiled
 def make_room(pool: PoolArrays) -> None:
     """Ensure that the current tenant's cap has room for a block, and that the first free block has no content.
@@ -97,7 +101,7 @@ def _evict(pool: PoolArrays, block: int) -> None:
     The first place is left alone since a row that takes over a kept state has just put that state's block there.
     """
     records = pool.records
-    moments.unlink(pool, block)
+    unlink_named(pool, block)
     leave(pool, block)
     uncharge(pool, block)
     lose_content(pool, block)
@@ -143,7 +147,7 @@ def _choice_of_policy(pool: PoolArrays) -> int:
         first = int(records[free_queue.protected_sentinel(records), NEXT])
     if first >= num_blocks:
         return unsigned(NULL_BLOCK)
-    block = unsigned(moments.choose_victim(pool, unsigned(first)))
+    block = unsigned(policy.choose_victim(pool, unsigned(first)))
     return block if is_evictable(pool, block, PERMITTED) else unsigned(NULL_BLOCK)
 
 
@@ -167,6 +171,7 @@ def _oldest_permitted(pool: PoolArrays, kind: int) -> int:
     return oldest
 
 
+@featured
 @compiled
 def end_largest_lease(pool: PoolArrays, scope: int) -> None:
     """End the largest lease, since no other free block is left; before any lease, high priority ends.

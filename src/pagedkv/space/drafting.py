@@ -45,9 +45,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.digests import copy_content
+from pagedkv.blocks.epochs import copy_epochs
 from pagedkv.blocks.life_cycle import acquire, release
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.moments import note_copy
 from pagedkv.blocks.record import NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays, note_content, set_pending
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
@@ -505,7 +505,8 @@ def note_as(
 ) -> None:
     """Copy the record of a block to the one that replaces it."""
     set_pending(pool.records, state, pool.records[current, PENDING_STEP])
-    note_copy(pool, current, pool, state)
+    if len(pool.epochs):
+        copy_epochs(pool, current, pool, state)
     num_tokens = 0
     if group.parameters[CACHING]:
         block_size = group.parameters[BLOCK_SIZE]

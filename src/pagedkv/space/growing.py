@@ -36,9 +36,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.digests import copy_content, set_token, write_down
+from pagedkv.blocks.epochs import copy_epochs
 from pagedkv.blocks.life_cycle import acquire, acquire_all, acquire_often, drop_name, release
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.moments import note_copy
 from pagedkv.blocks.record import (
     CALLED_OFF,
     NAME,
@@ -615,7 +615,8 @@ def copy_block(pool: PoolArrays, shared: int) -> int:
     own = acquire(pool)
     become_copy(pool.records, shared, pool.records, own, pool.counts[OPEN_STEP])
     copy_content(pool, shared, pool, own, pool.tokens.shape[1])
-    note_copy(pool, shared, pool, own)
+    if len(pool.epochs):
+        copy_epochs(pool, shared, pool, own)
     return own
 
 

@@ -11,8 +11,8 @@ A leased block of a window group is kept for the reason ``AT_END``, so it is not
 import numpy as np
 
 from pagedkv.blocks.leasing import lease
-from pagedkv.blocks.life_cycle import is_spare, make_cached
-from pagedkv.blocks.record import AT_END, HIGH_PRIORITY, LIFE, NAME, NULL_BLOCK, PoolArrays, add_reasons
+from pagedkv.blocks.life_cycle import make_cached
+from pagedkv.blocks.record import AT_END, HIGH_PRIORITY, LIFE, NAME, NULL_BLOCK, PoolArrays, add_reasons, is_spare
 from pagedkv.blocks.victims import end_overdue
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array

@@ -20,9 +20,10 @@ from typing import Final
 import numpy as np
 
 from pagedkv.blocks.digests import ExtraKeyArrays, copy_digest, digest_content, keys_of_blocks, set_extras
+from pagedkv.blocks.epochs import is_fresher, same_epochs
+from pagedkv.blocks.eviction.policy import FETCHED_AHEAD, expect
 from pagedkv.blocks.life_cycle import adopt, drop_name, release
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.moments import FETCHED_AHEAD, are_alike, expect, is_fresher
 from pagedkv.blocks.prefix_index import find, is_child_of, name_block
 from pagedkv.blocks.record import (
     DIGEST_WORDS,
@@ -192,7 +193,7 @@ def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int,
         return block  # a forged digest: the new block stays unnamed, and no row gets the other's content by a hit
     record = pool.records[other]
     if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
-        if are_alike(pool, other, pool, block):
+        if len(pool.epochs) == 0 or same_epochs(pool, other, pool, block):
             return other
         if not is_fresher(pool, block, other):
             return block
@@ -405,7 +406,7 @@ def merge_duplicates(
             for field in range(NUM_DUPLICATE_FIELDS):
                 duplicates[num_waiting, field] = entry[field]
             num_waiting += 1
-        elif are_alike(pool, block, pool, carrier):
+        elif len(pool.epochs) == 0 or same_epochs(pool, block, pool, carrier):
             fates[block] = carrier
     _meet_fates(pool, group, rows, indexes, fates, republishing)
     return num_waiting

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.life_cycle import make_unheld_spare, release
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.moments import note_request
 from pagedkv.blocks.record import KEPT, NAME, NULL_BLOCK, OTHER_EPOCH, REF_COUNT, RESET, PoolArrays, mark_spare
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arguments import NO_NUMBERS, as_count

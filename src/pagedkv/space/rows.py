@@ -39,8 +39,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.moments import counts_takes, note_current_tenant
 from pagedkv.blocks.record import PoolArrays, aligned_zeros
+from pagedkv.blocks.tenant_charges import charge_to
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import BoolArray, Int32Array
 from pagedkv.contract.space_config import SpaceConfig
@@ -541,8 +541,8 @@ def serves(group: GroupArrays, index: int, length: int) -> bool:
 @inlined
 def charge_to_tenant_of_row(pool: PoolArrays, rows: Int32Array, row: int) -> None:
     """Charge all later allocations to a row's tenant, where there are tenants."""
-    if counts_takes(pool):
-        note_current_tenant(pool, rows[row, TENANT])
+    if len(pool.tenants):
+        charge_to(pool, rows[row, TENANT])
 
 
 @takes(Like.ROWS, Like.IDS, Like.NUMBER, Like.NUMBER)

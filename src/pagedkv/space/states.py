@@ -23,8 +23,8 @@ import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import ExtraKeyArrays, digest_block, set_digest, set_extra, set_parent
+from pagedkv.blocks.epochs import copy_epochs
 from pagedkv.blocks.life_cycle import drop_name, release
-from pagedkv.blocks.moments import note_copy
 from pagedkv.blocks.prefix_index import find, name_block
 from pagedkv.blocks.record import (
     AT_END,
@@ -403,7 +403,8 @@ def resume(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, ind
     note_content(pool.records, own)
     if own == source:
         return False
-    note_copy(pool, source, pool, own)
+    if len(pool.epochs):
+        copy_epochs(pool, source, pool, own)
     hold_until(pool.records, own, pool.counts[OPEN_STEP])
     hold_until(pool.records, source, pool.counts[OPEN_STEP])
     release(pool, source, rows[row, LAST_STEP])

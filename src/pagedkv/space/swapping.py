@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import copy_content, copy_digest
+from pagedkv.blocks.epochs import copy_epochs, same_epochs
 from pagedkv.blocks.life_cycle import acquire, release, reuse
-from pagedkv.blocks.moments import are_alike, note_copy
 from pagedkv.blocks.prefix_index import find, is_child_of
 from pagedkv.blocks.record import (
     EXTRA,
@@ -427,7 +427,7 @@ def find_twin(
     difference = destination.records[twin, EXTRA] ^ source.records[block, EXTRA]
     for slot in range(group.parameters[BLOCK_SIZE]):
         difference |= destination.tokens[twin, slot] ^ source.tokens[block, slot]
-    if not are_alike(source, block, destination, twin):
+    if len(source.epochs) and not same_epochs(source, block, destination, twin):
         return NULL_BLOCK
     return twin if difference == 0 else NULL_BLOCK
 
@@ -503,7 +503,8 @@ def move_block(source: PoolArrays, destination: PoolArrays, block: int) -> int:
     copy_content(source, block, destination, place, source.tokens.shape[1])
     if len(source.digests):
         copy_digest(source, block, destination, place)
-    note_copy(source, block, destination, place)
+    if len(source.epochs):
+        copy_epochs(source, block, destination, place)
     return place
 
 

@@ -36,8 +36,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.leasing import is_leased
-from pagedkv.blocks.life_cycle import is_spare, make_cached, make_spare
+from pagedkv.blocks.life_cycle import make_cached, make_spare
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import (
     AT_END,
@@ -49,6 +48,8 @@ from pagedkv.blocks.record import (
     REF_COUNT,
     PoolArrays,
     add_reasons,
+    is_leased,
+    is_spare,
     keep_instead,
     keep_only_for,
 )

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import set_digest, set_token
+from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.life_cycle import (
     NO_STEP,
@@ -31,7 +32,6 @@ from pagedkv.blocks.life_cycle import (
     release_all,
     reuse_all,
 )
-from pagedkv.blocks.moments import note_request
 from pagedkv.blocks.prefix_index import bucket_of, find, has_digest, name_block
 from pagedkv.blocks.record import (
     DIGEST_WORDS,

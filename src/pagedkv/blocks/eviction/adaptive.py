@@ -24,9 +24,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from pagedkv.blocks.bindings import FeaturedArrays
-from pagedkv.blocks.eviction.moments import PolicyMoments
-from pagedkv.blocks.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, no_state
+from pagedkv.blocks.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyMoments, PolicyState, no_state
 from pagedkv.blocks.free_queue import append, protected_sentinel
 from pagedkv.blocks.record import (
     IN_USE,
@@ -39,6 +37,7 @@ from pagedkv.blocks.record import (
     PARENT,
     PARENT_LIFE,
     QUEUE,
+    FeaturedArrays,
     PoolArrays,
     link_before,
     unlink,

@@ -21,12 +21,17 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from pagedkv.blocks.bindings import FeaturedArrays
-from pagedkv.blocks.eviction.moments import PolicyMoments
-from pagedkv.blocks.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, check_cold, no_state
+from pagedkv.blocks.eviction.policy import (
+    TABLE_FIELDS,
+    EvictionPolicy,
+    PolicyMoments,
+    PolicyState,
+    check_cold,
+    no_state,
+    put_last,
+)
 from pagedkv.blocks.free_queue import insert_before
-from pagedkv.blocks.moments import put_last
-from pagedkv.blocks.record import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, PoolArrays
+from pagedkv.blocks.record import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, FeaturedArrays, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 
 __all__ = ["FIFO"]

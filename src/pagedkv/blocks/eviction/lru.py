@@ -6,8 +6,8 @@ prefix-closed, since a row that refers to a block refers to all blocks before it
 
 from typing import Final
 
-from pagedkv.blocks.bindings import FeaturedArrays
 from pagedkv.blocks.eviction.policy import EvictionPolicy
+from pagedkv.blocks.record import FeaturedArrays
 
 __all__ = ["LRU"]
 

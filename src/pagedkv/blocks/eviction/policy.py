@@ -1,7 +1,15 @@
-"""The parts of an eviction policy: its functions at the moments of a block's life, and its arrays.
+"""The parts of an eviction policy: the functions by which it acts on a block, and its arrays.
 
-All other state (counts, names, references, places) belongs to the pool and is the same for all policies. The
-preconditions of each moment are in :mod:`pagedkv.blocks.eviction.moments`.
+All other state (counts, names, references, places) belongs to the pool and is the same for all policies. The next block
+to be allocated is the first of the cold list, or, if that is empty, the first of the protected list. A policy chooses
+the position of a cached block in these lists, or returns the victim itself (``choose_victim``)::
+
+    cold:       without content, newest freed first | cached blocks, the next to be evicted first
+    protected:                                        cached blocks, the next to be evicted first
+
+For a policy, a block has a name from ``note_name`` to ``note_drop``. In between come hits and releases, in any possible
+order: a hit on a block in use, for example, has no ``enqueue`` before it. Spare and leased blocks are excluded: the
+policy is called as if their names were dropped, and set again later.
 
 A policy is *prefix-closed* if it never evicts a block while a child of it is cached, since a block without its prefix
 cannot be hit. The tail of a sequence is released before the head, so a policy that keeps the order of release is
@@ -11,8 +19,8 @@ unreachable blocks occupy memory until they are evicted.
 Policies that depend on time read the caller's clock in ``CLOCK_US`` (:meth:`~pagedkv.BlockSpace.advance`) if
 ``HAS_CLOCK`` is set.
 
-The functions of a policy are compiled and inlined into their callers. Long code that rarely runs should be a compiled
-function of its own.
+The class of the pool's arrays selects the functions (``policy``); a class without any evicts as LRU does. They are
+compiled and inlined into their callers. Long code that rarely runs should be a compiled function of its own.
 """
 
 from collections.abc import Callable
@@ -21,16 +29,127 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from pagedkv.blocks import free_queue
 from pagedkv.blocks.record import PoolArrays
+from pagedkv.compilation.choice import chosen_by_policy
+from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
-__all__ = ["TABLE_FIELDS", "Check", "EvictionPolicy", "PolicyState", "check_cold", "no_state"]
+__all__ = [
+    "FETCHED_AHEAD",
+    "TABLE_FIELDS",
+    "Check",
+    "EvictionPolicy",
+    "PolicyMoments",
+    "PolicyState",
+    "check_cold",
+    "choose_victim",
+    "enqueue",
+    "expect",
+    "no_state",
+    "note_claim",
+    "note_drop",
+    "note_eviction",
+    "note_name",
+    "note_recomputed",
+    "note_request",
+    "note_reuse",
+    "put_last",
+]
 
+FETCHED_AHEAD: Final = 4  # blocks: enough to hide the latency of memory, few enough to be fetched at the same time
 TABLE_FIELDS: Final = 2
+
+Hook: TypeAlias = Callable[[PoolArrays, int], None]
+"""Acts on a pool and one of its blocks."""
+
+ExpectHook: TypeAlias = Callable[[PoolArrays, int], None]
+"""Acts on a pool and the first word of a digest."""
+
+RequestHook: TypeAlias = Callable[[PoolArrays, Int32Array, int], None]
+"""Acts on a pool, the blocks of one sequence (int32 ``[any]``, head first), and its number of generated tokens."""
+
+Choice: TypeAlias = Callable[[PoolArrays, int], int]
+"""Returns a block of a pool, given another one."""
 
 Check: TypeAlias = Callable[[str, PoolArrays, list[int], list[int]], None]
 """Checks a policy's invariants, given the pool's name, the pool, and the cold and the protected list from the front.
 Raises AssertionError. For ``BlockSpace.check()``."""
+
+
+@inlined
+def _do_nothing(_pool: PoolArrays, _block: int) -> None:
+    """Do nothing."""
+
+
+@inlined
+def _ignore_request(_pool: PoolArrays, _blocks: Int32Array, _num_outputs: int) -> None:
+    """Do nothing."""
+
+
+@inlined
+def _choose_first(_pool: PoolArrays, first: int) -> int:
+    """Return the given block."""
+    return first
+
+
+@inlined
+def put_last(pool: PoolArrays, block: int) -> None:
+    """Put an unreferenced block at the back of the cold list."""
+    free_queue.append(pool.records, pool.counts, block)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMoments:
+    """The functions of a policy, in the order of a block's life. The defaults are LRU.
+
+    Args:
+        expect: content is about to be named, ``FETCHED_AHEAD`` blocks of its sequence from now. Takes the first word of
+            its digest. This is a hint for prefetching the policy's memory: it may come more than once, or never.
+        note_name: a block in use was named: its content was computed and may be hit from now on. Its digest and its
+            parent (``PARENT``, ``PARENT_LIFE``) are recorded already.
+        note_reuse: a named block was hit. It is in use now, and in no list.
+        note_recomputed: the content of this named block was computed again, since it could not be hit: another block
+            that the hit needs was missing, its parent or one of another group. The row that computed the content uses
+            this block now.
+        note_request: a sequence ends: its blocks (ids, head first, null blocks among them) are about to be released,
+            and other sequences may still use them. Takes also the number of its generated tokens, -1 if unknown. Blocks
+            that are released singly (behind a window, by a rollback or a swap) have no such moment.
+        enqueue: a named block has no reference any more, and no step in flight uses it. The policy links it into one of
+            the two lists, never before a block without content, sets its ``QUEUE`` to ``FREE`` and adds one to
+            ``NUM_FREE``; :func:`put_last` does all that. It may move other free cached blocks as well.
+        note_claim: a cached block was taken out of its list because it is in use from now on. If it was spare,
+            ``note_name`` came before; if it is hit, ``note_reuse`` follows.
+        choose_victim: a block is needed, and all free blocks are cached. Takes the first block of the lists and returns
+            the victim, which must be a free cached block; ``note_eviction`` of it follows.
+        note_eviction: a cached block was taken out of its list to make room. It still has its name; ``note_drop``
+            follows.
+        note_drop: a block is about to lose its name, for any cause and in any place; its next content is different. If
+            it is free and still among the cached blocks, the pool takes it out of them next.
+    """
+
+    expect: ExpectHook = field(default=_do_nothing, repr=False)
+    note_name: Hook = field(default=_do_nothing, repr=False)
+    note_reuse: Hook = field(default=_do_nothing, repr=False)
+    note_recomputed: Hook = field(default=_do_nothing, repr=False)
+    note_request: RequestHook = field(default=_ignore_request, repr=False)
+    enqueue: Hook = field(default=put_last, repr=False)
+    note_claim: Hook = field(default=_do_nothing, repr=False)
+    choose_victim: Choice = field(default=_choose_first, repr=False)
+    note_eviction: Hook = field(default=_do_nothing, repr=False)
+    note_drop: Hook = field(default=_do_nothing, repr=False)
+
+
+expect: Final = chosen_by_policy("expect", _do_nothing)
+note_name: Final = chosen_by_policy("note_name", _do_nothing)
+note_reuse: Final = chosen_by_policy("note_reuse", _do_nothing)
+note_recomputed: Final = chosen_by_policy("note_recomputed", _do_nothing)
+note_request: Final = chosen_by_policy("note_request", _ignore_request)
+enqueue: Final = chosen_by_policy("enqueue", put_last)
+note_claim: Final = chosen_by_policy("note_claim", _do_nothing)
+choose_victim: Final = chosen_by_policy("choose_victim", _choose_first)
+note_eviction: Final = chosen_by_policy("note_eviction", _do_nothing)
+note_drop: Final = chosen_by_policy("note_drop", _do_nothing)
 
 
 class PolicyState(NamedTuple):
@@ -76,7 +195,7 @@ class EvictionPolicy:
 
     Args:
         name: as in ``SpaceConfig.eviction``.
-        arrays: the array class of its pools: a ``FeaturedArrays`` whose attribute ``policy`` has the policy's hooks.
+        arrays: the array class of its pools: a ``FeaturedArrays`` whose attribute ``policy`` has its functions.
             ``FeaturedArrays`` itself is LRU.
         new_state: makes the state of an empty pool, given the number of its blocks; their ids begin with 1.
         check: checks its invariants.

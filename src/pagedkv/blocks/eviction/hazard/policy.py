@@ -4,7 +4,6 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from pagedkv.blocks.bindings import FeaturedArrays
 from pagedkv.blocks.eviction.hazard.counting import note_requested, pass_bins
 from pagedkv.blocks.eviction.hazard.ghosts import fetch_ghosts, fetch_next, leave_ghost, take_ghost
 from pagedkv.blocks.eviction.hazard.horizon import judge_doubtful, move_horizon, note_departure
@@ -48,10 +47,20 @@ from pagedkv.blocks.eviction.hazard.leaves import join_cached, leave_cached, liv
 from pagedkv.blocks.eviction.hazard.runs import begin_runs, forget_oldest
 from pagedkv.blocks.eviction.hazard.serials import NO_RUN, leave_run, slot_of
 from pagedkv.blocks.eviction.hazard.victims import OF_LRU, draw
-from pagedkv.blocks.eviction.moments import PolicyMoments
-from pagedkv.blocks.eviction.policy import EvictionPolicy, PolicyState, check_cold
-from pagedkv.blocks.moments import put_last
-from pagedkv.blocks.record import FREE, KEPT, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, QUEUE, SPARE, PoolArrays
+from pagedkv.blocks.eviction.policy import EvictionPolicy, PolicyMoments, PolicyState, check_cold, put_last
+from pagedkv.blocks.record import (
+    FREE,
+    KEPT,
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    PARENT,
+    PARENT_LIFE,
+    QUEUE,
+    SPARE,
+    FeaturedArrays,
+    PoolArrays,
+)
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 

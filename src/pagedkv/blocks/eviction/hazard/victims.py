@@ -33,7 +33,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     VICTIM_RUN,
     WORK,
 )
-from pagedkv.blocks.moments import FETCHED_AHEAD
+from pagedkv.blocks.eviction.policy import FETCHED_AHEAD
 from pagedkv.blocks.record import PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int64Array
