@@ -20,6 +20,8 @@ PRINT_COMMENT: Final = re.compile(r"^\s*print\(.*\)\s+# (.*)$")
 CODE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
 LINK: Final = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+PATH: Final = re.compile(r"`((?:[a-z_]+/)+(?:\w+(?:\.[a-z]+)?)?)`")
+OTHERS: Final = ("vllm/", "aphrodite/")
 HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PAGES: Final = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md"))
@@ -150,6 +152,23 @@ def dead_links(page: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
     assert dead_links(ROOT / name, (ROOT / name).read_text(encoding="utf-8")) == []
+
+
+def dead_paths(text: str) -> list[str]:
+    """Files and folders that a page names and that are not there; a path begins with a room, or at the root."""
+    named = sorted({path for path in PATH.findall(text) if not path.startswith(OTHERS)})
+    places = (ROOT / "src" / "pagedkv", ROOT)
+    return [path for path in named if not any((each / path).exists() for each in places)]
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("docs/")])
+def test_paths_that_pages_name_are_there(name: str) -> None:
+    assert dead_paths((ROOT / name).read_text(encoding="utf-8")) == []
+
+
+def test_a_dead_path_is_found() -> None:
+    text = "`blocks/life_cycle.py` `tests/space` `memory/tables/growing.py` `blocks/gone.py` `vllm/core/gone.py`"
+    assert dead_paths(text) == ["blocks/gone.py", "memory/tables/growing.py"]
 
 
 def test_the_index_of_decisions_has_them_all_in_order() -> None:
