@@ -140,7 +140,7 @@ def anchors(text: str) -> set[str]:
 def dead_links(page: Path, text: str) -> list[str]:
     """Relative links of a page that lead nowhere: no such file, or no such heading in it."""
     dead = []
-    for target, anchor in LINK.findall(text):
+    for target, anchor in LINK.findall(CODE.sub("", text)):
         path = page.parent / target if target else page
         if not path.exists():
             dead.append(target)
