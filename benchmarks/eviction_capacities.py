@@ -25,9 +25,8 @@ from benchmarks.markdown import table
 from benchmarks.repository import ROOT
 from pagedkv.blocks.eviction.lru import LRU
 from pagedkv.blocks.eviction.registry import POLICIES
-from pagedkv.planner.capacity.pool_hits import pool_hits
+from pagedkv.planner.capacity.pool_hits import lru_hits_by_capacity, optimal_hits, pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, optimal_hits
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
 

@@ -39,9 +39,8 @@ from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.blocks.record import CLOCK_US, PoolArrays
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.planner.capacity.pool_hits import serve_trace
+from pagedkv.planner.capacity.pool_hits import optimal_hits, serve_trace
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.planner.capacity.stack_distances import optimal_hits
 from pagedkv.planner.traces.request import Request
 
 ROUNDS: Final = 7

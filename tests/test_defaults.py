@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 
 from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.cli.options import parse_gib
 from pagedkv.cli.serving import ServingOptions
-from pagedkv.cli.sizes import parse_gib
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.engine import EngineConfig
 from pagedkv.models.memory import GIB

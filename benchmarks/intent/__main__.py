@@ -13,8 +13,8 @@ from rich.table import Table
 from benchmarks.intent.serving import INTENTS, Session, serve
 from pagedkv.errors import PagedKVError
 from pagedkv.planner.capacity.curve import default_capacities
+from pagedkv.planner.capacity.pool_hits import optimal_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.planner.capacity.stack_distances import optimal_hits
 from pagedkv.planner.traces.reader import TraceReader
 
 INTERRUPTED: Final = 130

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import eviction_capacities
 from benchmarks.eviction_capacities import TOLD, against_lru, as_told, capacities_of, points_against_lru, turning
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.planner.capacity.pool_hits import lru_hits_by_capacity
 
 pytestmark = pytest.mark.plain_only
 

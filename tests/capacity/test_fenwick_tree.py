@@ -5,7 +5,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.planner.capacity.stack_distances import add_weight, find_unit, new_fenwick_tree, sum_through
+from pagedkv.planner.capacity.pool_hits import add_weight, find_unit, new_fenwick_tree, sum_through
 
 
 @pytest.mark.interpreted

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedkv.contract.budget import GIB
-from pagedkv.planner.capacity.memory_need import CacheNeed, MemoryNeed, cache_need, live_need
+from pagedkv.planner.capacity.curve import CacheNeed, MemoryNeed, cache_need, live_need
 
 CACHE = CacheNeed(8000, 16, 8 * GIB)
 

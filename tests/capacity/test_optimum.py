@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.planner.capacity.pool_hits import pool_hits
-from pagedkv.planner.capacity.stack_distances import optimal_hits
+from pagedkv.planner.capacity.pool_hits import optimal_hits, pool_hits
 from tests.capacity.naive_cache import best_hits, ideal_hits, min_hits
 from tests.capacity.prompts import Prompt, prompts, references_of
 

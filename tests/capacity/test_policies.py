@@ -11,9 +11,8 @@ from pagedkv.blocks.eviction.adaptive import ADAPTIVE
 from pagedkv.blocks.eviction.lru import LRU
 from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.blocks.record import NULL_BLOCK
-from pagedkv.planner.capacity.pool_hits import pool_hits
+from pagedkv.planner.capacity.pool_hits import lru_hits_by_capacity, optimal_hits, pool_hits
 from pagedkv.planner.capacity.references import ReferenceCollector
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, optimal_hits
 from pagedkv.planner.traces.reader import TraceReader
 from tests.blocks.eviction_model import Model
 from tests.capacity.naive_cache import ideal_hits

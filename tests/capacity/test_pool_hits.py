@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from pagedkv.planner.capacity.pool_hits import pool_hits
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.planner.capacity.pool_hits import lru_hits_by_capacity, pool_hits
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of
 

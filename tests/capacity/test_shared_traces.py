@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pagedkv.planner.capacity.curve import default_capacities, measure_curve
+from pagedkv.planner.capacity.pool_hits import lru_hits_by_capacity
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
 from pagedkv.planner.traces.reader import TraceReader
 from tests.capacity import naive_cache
 from tests.choosing import long_but

@@ -13,7 +13,7 @@ from benchmarks.windows.workloads import WORKLOADS
 from pagedkv.contract.budget import GIB
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.planner.capacity.memory_need import CacheNeed
+from pagedkv.planner.capacity.curve import CacheNeed
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, SpaceHits, measure_model_curve, space_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from tests.capacity import naive_cache

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.blocks.eviction.registry import POLICIES
-from pagedkv.cli import curve_tables as tables
-from pagedkv.cli.commands import curve as driver
+from pagedkv.cli.commands import curve as driver, curve as tables
 from pagedkv.planner.capacity import curve as measuring
 from pagedkv.planner.capacity.curve import with_multiples
 from tests.cli.command import run, start

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from pagedkv.cli.listening import require_free
+from pagedkv.cli.options import require_free
 from pagedkv.errors import ConfigurationError
 
 

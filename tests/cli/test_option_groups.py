@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pagedkv.cli.option_groups import command
+from pagedkv.cli.options import command
 from pagedkv.cli.user_errors import reported
 from pagedkv.errors import ConfigurationError
 

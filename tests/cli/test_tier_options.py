@@ -6,10 +6,9 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.cli.curve_options import CurveTierOptions
-from pagedkv.cli.serving import ServingOptions
-from pagedkv.cli.sizes import parse_gib
-from pagedkv.cli.tier_options import TierOptions
+from pagedkv.cli.commands.curve import CurveTierOptions
+from pagedkv.cli.options import parse_gib
+from pagedkv.cli.serving import ServingOptions, TierOptions
 from pagedkv.models.memory import GIB
 from pagedkv.simulation import SimulatedTier
 from tests.cli.command import run

@@ -10,11 +10,10 @@ import pytest
 import typer
 
 import pagedkv
-from pagedkv.cli.typed_names import CALLS, NAMED, OPTIONS, as_typed
-from pagedkv.cli.user_errors import reported
+from pagedkv.cli.user_errors import CALLS, NAMED, OPTIONS, as_typed, reported
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.recording.recorder import Bounds
-from pagedkv.planner.traces.texts import text_tokens
+from pagedkv.planner.traces.token_blocks import text_tokens
 from pagedkv.scheduling import SchedulingConfig
 from pagedkv.simulation import ServingConfig
 from tests.cli.command import run

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.planner.recording.contents import Contents
 from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
+from pagedkv.planner.recording.recorder import Contents
 from pagedkv.planner.traces.request import Request
 from pagedkv.wire import BlocksStored
 

@@ -11,9 +11,7 @@ import pytest
 
 from pagedkv import FullAttention
 from pagedkv.events import Endpoints, EventPublisher, Subscription
-from pagedkv.planner.recording.contents import MessageNumbers, Place
-from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
-from pagedkv.planner.recording.residency import Residency
+from pagedkv.planner.recording.recorder import Bounds, Ending, MessageNumbers, Place, Recorder, Residency
 from pagedkv.wire import BlocksStored, CacheSnapshot, Message
 from tests.recording.publisher import doing
 from tests.space.spaces import cache, new_space, tokens

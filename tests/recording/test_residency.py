@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv.planner.recording.residency import LIFETIME_EDGES_S, MOST_POINTS, Residency
+from pagedkv.planner.recording.recorder import LIFETIME_EDGES_S, MOST_POINTS, Residency
 from pagedkv.wire import BlocksRemoved, BlocksStored
 
 

@@ -12,9 +12,8 @@ import pytest
 from pagedkv.errors import ConfigurationError
 from pagedkv.report import ReportRun
 from pagedkv.report.capacity import capacity_section
-from pagedkv.report.memory import memory_section
 from pagedkv.report.page import render_report
-from pagedkv.report.timelines import time_section
+from pagedkv.report.sections import memory_section, time_section
 from tests.choosing import long_but
 from tests.report.page_reader import Page, read_page
 from tests.report.rendering import COMMAND, rendered, words_of

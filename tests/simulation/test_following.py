@@ -10,8 +10,7 @@ from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.meters.meters import MissMeter
-from pagedkv.simulation.request_log import RequestLog
+from pagedkv.simulation.meters import MissMeter, RequestLog
 from pagedkv.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
 from tests.simulation.traffic import request_of, traces
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.simulation import ServingConfig, VirtualServer, virtual_clock
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.queue_file import QueueFile
+from pagedkv.simulation.virtual_clock import QueueFile
 from tests.simulation.naive_server import run
 from tests.simulation.traffic import assert_same, costs, request_of, scenes, serve
 

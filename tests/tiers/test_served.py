@@ -4,7 +4,7 @@ import pytest
 
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import FullAttention
-from pagedkv.simulation.tiers.simulated_tiers import Medium, VirtualStore
+from pagedkv.simulation.tiers import Medium, VirtualStore
 from pagedkv.tiers import StoreConfig
 from pagedkv.tiers.entry_blocks import EntryLayout
 from pagedkv.tiers.served import RequestLoads, ServedTier

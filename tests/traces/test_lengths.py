@@ -13,7 +13,7 @@ from pagedkv.planner.traces.clocks import spread_stamps
 from pagedkv.planner.traces.formats.calls import PICTURE_TOKENS, KnownLengths, ids_part, text_part
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.texts import CharacterTokens
+from pagedkv.planner.traces.token_blocks import CharacterTokens
 
 TEXTS = CharacterTokens()
 CHINESE = "从前有一座山山上有一座庙庙里有一个老和尚在讲故事。"

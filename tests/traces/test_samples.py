@@ -14,7 +14,7 @@ from pagedkv.planner.traces.clocks import GeneratedArrivals
 from pagedkv.planner.traces.formats.csv_rows import parse_columns
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.texts import CharacterTokens, FileTokens
+from pagedkv.planner.traces.token_blocks import CharacterTokens, FileTokens
 
 SAMPLES = Path(__file__).with_name("samples")
 COLUMNS = "arrival=when_ms,input=tokens in,output=out,user=who"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.planner.traces.windows import MOST_WINDOWS, parse_window
+from pagedkv.planner.traces.clocks import MOST_WINDOWS, parse_window
 
 MIDNIGHT_S = datetime(2025, 3, 1, tzinfo=UTC).timestamp()
 arrivals = st.lists(st.integers(0, 3 * 86_400), min_size=1, max_size=40).map(sorted)

@@ -4,21 +4,18 @@ In the order in which data flows::
 
     app            the application
     commands       the commands, one file each: options, help, and the call
-    options        the options of several commands; option_groups: groups of options as one parameter
-    sizes          sizes, numbers and names in the user's notation
-    trace_options  how a trace is read; trace_sources: one trace, or several as one
-    tier_options   tiers of a simulation; curve_options: sizes and tiers of a curve
-    prompts        prompts of the command line, and files of prompts
-    engine_options  options of an engine; generating: serves prompts with one
+    options        the options of several commands, groups of them as one parameter; sizes in the user's notation
+    trace_options  how a trace is read: one trace, or several as one
+    engine_options  options of an engine, prompts; generating: serves prompts with one
     interrupting   Ctrl-C and SIGTERM: raised, handled between steps, or ending at once; all exit codes
     serving        runs a trace on the virtual clock, for several commands
     engine_replay  runs a trace on the virtual clock and by the engine, in the same steps
-    inspecting     the inspector's page over a replay
-    planning       the settings, results and conclusions of a plan
-    progress       bars and status during long work; live_view: the state of an engine
-    tables         results for humans; serving_tables, curve_tables and recording_tables of each kind
+    replay_page    the inspector's page over a replay
+    plan_axes      the settings of a plan; plan_runs: points that are run, in processes or (plan_ray) on Ray
+    progress       bars and status during long work
+    tables         results for humans
     output_files   files written whole or not at all, results for programs, compressed traces
-    user_errors    one line for mistakes; typed_names: options in place of the library's names
+    user_errors    one line for mistakes, with options in place of the library's names
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
 """

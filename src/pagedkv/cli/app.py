@@ -46,6 +46,8 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
 """The commands with one line of help each. The line repeats the first line of the docstring, so that help need not
 import the command."""
 
+BESIDE: Final = {"validate": "calibrate"}
+"""Commands in the file of another one."""
 SHORT_HELP: Final = {"help_option_names": ["--help", "-h"]}
 
 
@@ -80,7 +82,7 @@ def _imported(name: str | None) -> Any:  # noqa: ANN401 - a command of click, as
     """Import the command of a name: the function of that name, in the module of that name."""
     python_name = str(name).replace("-", "_")
     with reported(), needing("cli", "the command line"):
-        module = import_module(f"pagedkv.cli.commands.{python_name}")
+        module = import_module(f"pagedkv.cli.commands.{BESIDE.get(python_name, python_name)}")
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
     alone.command(name, cls=PlainCommand, context_settings=SHORT_HELP)(getattr(module, python_name))
     return typer.main.get_command(alone)

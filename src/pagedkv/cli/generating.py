@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from rich.progress import Progress
 
-from pagedkv.cli.prompts import PromptRequest
+from pagedkv.cli.engine_options import PromptRequest
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, RequestOutput
 from pagedkv.engine.llm import Tokenizer
 from pagedkv.engine.self_test import ask_dense

@@ -1,14 +1,20 @@
-"""Progress of long work on a terminal's stderr: a status while loops compile, bars while a trace runs."""
+"""Progress on a terminal's stderr: a status while loops compile, bars while a trace runs, the state of an engine."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-from rich.console import Console
+import typer
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from pagedkv.cli.interrupting import leaving_at_once
 
-__all__ = ["prepare", "progress_bars", "working"]
+__all__ = ["live_view", "prepare", "progress_bars", "working"]
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
@@ -37,3 +43,76 @@ def progress_bars() -> Iterator[Progress]:
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         yield progress
+
+
+if TYPE_CHECKING:
+    from pagedkv.engine.outputs import StepRecord
+Watch: TypeAlias = Callable[["StepRecord", int], None]
+SECONDS_BETWEEN: Final = 0.1
+NUM_LINES: Final = 10
+BAR_WIDTH: Final = 30
+
+
+@contextmanager
+def live_view(num_requests: int) -> Iterator[Watch]:
+    """Yield a function to call after each step, with its record and the number of finished requests."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(num_requests).watch
+        return
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        yield _Picture(num_requests, live).watch
+
+
+@final
+class _Lines:
+    """Prints progress after each tenth of the requests."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._num_printed = 0
+
+    def watch(self, record: "StepRecord", num_done: int) -> None:
+        """Process the record of a step."""
+        num_tenths = NUM_LINES * num_done // self._num_requests
+        if num_tenths > self._num_printed:
+            self._num_printed = num_tenths
+            typer.echo(
+                f"{num_done:,} of {self._num_requests:,} answered; {_requests(record)}; {_blocks(record)}", err=True
+            )
+
+
+@final
+class _Picture:
+    """Draws requests and memory, at most ten times a second."""
+
+    def __init__(self, num_requests: int, live: Live) -> None:
+        self._num_requests = num_requests
+        self._live = live
+        self._begin = self._shown = monotonic()
+        self._num_tokens = 0
+
+    def watch(self, record: "StepRecord", num_done: int) -> None:
+        """Process the record of a step."""
+        self._num_tokens += record.num_tokens + record.num_hit_tokens
+        now = monotonic()
+        if now - self._shown > SECONDS_BETWEEN:
+            self._shown = now
+            self._live.update(self._drawn(record, num_done, now), refresh=True)
+
+    def _drawn(self, record: "StepRecord", num_done: int, now: float) -> Group:
+        table = Table.grid(padding=(0, 2))
+        answered = ProgressBar(self._num_requests, num_done, width=BAR_WIDTH)
+        table.add_row("answered", answered, f"{num_done:,} of {self._num_requests:,}")
+        used = ProgressBar(record.num_blocks, record.num_used_blocks, width=BAR_WIDTH)
+        table.add_row("memory", used, _blocks(record))
+        rate = self._num_tokens / (now - self._begin)
+        return Group(table, f"{_requests(record)}; {rate:,.0f} tokens a second")
+
+
+def _requests(record: "StepRecord") -> str:
+    return f"{record.num_running} running, {record.num_waiting} waiting, {record.num_swapped} swapped out"
+
+
+def _blocks(record: "StepRecord") -> str:
+    return f"{record.num_used_blocks:,} of {record.num_blocks:,} blocks in use"

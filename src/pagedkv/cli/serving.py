@@ -1,10 +1,7 @@
-"""Serves a trace on the virtual clock, for several commands: options, configuration, loop, source of the seconds.
+"""Serves a trace on the virtual clock, for several commands: options, configuration, the loop over the requests.
 
-The source of the seconds of figures: the cost model's name and origin, worded equally in every command.
-
-Warnings about the figures of a replay, one sentence each: in tables, page and JSON.
-
-Serves a trace on the virtual clock, for several commands: options, configuration, the loop over the requests.
+The source of the seconds is worded equally in every command, and so are warnings about the figures, one sentence each:
+in tables, page and JSON. Figures by tenant and by window of recorded time are the same for a replay and a plan.
 
 The bar goes to stderr, and only if that is a terminal. It shows the share of the trace that has been read, in stored
 bytes, and the virtual time.
@@ -15,16 +12,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import PurePath
-from typing import Final, TypeAlias, cast
+from typing import Annotated, Any, Final, TypeAlias, cast
+
+import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.parts_tables import parts_as_dict
+from pagedkv.cli.options import (
+    parse_blocks,
+    parse_gib,
+    parse_gpu,
+    parse_share,
+    parse_size,
+    parse_size_with_unit,
+    require_memory,
+)
 from pagedkv.cli.progress import prepare, progress_bars
-from pagedkv.cli.sizes import parse_blocks, parse_gib, parse_gpu, parse_share, require_memory
-from pagedkv.cli.tier_options import TierOptions
-from pagedkv.cli.trace_options import TimedTraceOptions
-from pagedkv.cli.trace_sources import TraceSources
-from pagedkv.cli.typed_names import as_typed
+from pagedkv.cli.tables import print_numbers, shown_parts
+from pagedkv.cli.trace_options import TimedTraceOptions, TraceSources
+from pagedkv.cli.user_errors import as_typed
 from pagedkv.contract.budget import blocks_that_fit
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.errors import ConfigurationError, InterruptedRunError
@@ -33,10 +38,11 @@ from pagedkv.models.memory import GIB
 from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.report.documents import Seconds
-from pagedkv.report.key_figures import pool_balance
+from pagedkv.report.figures import pool_balance, rate
 from pagedkv.scheduling import PreemptionKind
-from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
+from pagedkv.simulation import ServingConfig, ServingResult, SimulatedTier, VirtualServer, compile_loops
 from pagedkv.simulation.cost import (
+    DATA_SHEET,
     CostModel,
     CostOrigin,
     derive_cost_model,
@@ -45,8 +51,15 @@ from pagedkv.simulation.cost import (
     read_cost_model,
     read_cost_origin,
 )
-from pagedkv.simulation.cost.cost_model import DATA_SHEET
-from pagedkv.simulation.planning.figures import Division, PartFigures
+from pagedkv.simulation.planning.figures import TENANT, WINDOW, Division, PartFigures, busiest_and_quietest
+from pagedkv.simulation.tiers import (
+    DISK_BANDWIDTH,
+    DISK_LATENCY_S,
+    HOST_BANDWIDTH,
+    HOST_LATENCY_S,
+    MediumName,
+)
+from pagedkv.tiers import Admission, LoadRule
 
 __all__ = [
     "DEFAULTS",
@@ -54,15 +67,208 @@ __all__ = [
     "SecondsSource",
     "ServedTrace",
     "ServingOptions",
+    "TierOptions",
+    "TierRates",
     "default_num_blocks",
+    "extremes_in_words",
     "mean_tokens",
     "origin_of",
+    "parts_as_dict",
+    "print_parts",
     "require_some_served",
     "sample_of",
     "serve_trace",
     "shared_name",
     "warnings_of",
 ]
+TIERS: Final = "Tiers"
+GB: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class TierRates:
+    """The options for the speed of tiers, and for the rule of loads, as typed."""
+
+    host_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help=f"Bytes a second to and from host memory. Default: {HOST_BANDWIDTH / GB:.0f}GB for each GPU of --gpu.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+    host_latency: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help=f"Seconds of each of its copies in addition. Default: {HOST_LATENCY_S:g}.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+    disk_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help=f"Bytes a second to and from the disk. Default: {DISK_BANDWIDTH / GB:.0f}GB.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+    disk_latency: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help=f"Seconds of each of its accesses in addition. Default: {DISK_LATENCY_S:g}.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+    load_rule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="if-faster: load where that is predicted to be faster than computing (default); always.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+
+
+NO_RATES: Final = TierRates()
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """The options, as typed."""
+
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Host memory that keeps cached blocks: 64GiB; 0: none.", rich_help_panel=TIERS
+        ),
+    ] = None
+    disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Disk that keeps cached blocks: 1TB; 0: none.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="always: tiers store all computed blocks (default); second-offer: blocks that are offered twice.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+    rates: TierRates = NO_RATES
+
+    def tiers(self, num_gpus: int = 1) -> tuple[SimulatedTier, ...]:
+        """Return the tiers, host memory first; those of size 0 are left out.
+
+        Args:
+            num_gpus: GPUs, each with a bus of its own to host memory.
+
+        Raises:
+            ConfigurationError: a value is out of range, or belongs to a tier without a size.
+        """
+        pinned = (num_gpus * HOST_BANDWIDTH, HOST_LATENCY_S)
+        host = self._tier("host", self.host_memory, self.rates.host_bandwidth, self.rates.host_latency, pinned)
+        plain = (DISK_BANDWIDTH, DISK_LATENCY_S)
+        disk = self._tier("disk", self.disk, self.rates.disk_bandwidth, self.rates.disk_latency, plain)
+        if self.host_memory is None and self.disk is None and (self.admission or self.rates.load_rule):
+            raise ConfigurationError("--admission and --load-rule are for tiers: give --host-memory or --disk")
+        return tuple(each for each in (host, disk) if each is not None and each.nbytes)
+
+    def _tier(
+        self,
+        medium: MediumName,
+        size: str | None,
+        bandwidth: str | None,
+        latency_s: float | None,
+        defaults: tuple[float, float],
+    ) -> SimulatedTier | None:
+        option = {"host": "--host-memory", "disk": "--disk"}[medium]
+        if size is None:
+            if bandwidth is not None or latency_s is not None:
+                raise ConfigurationError(
+                    f"--{medium}-bandwidth and --{medium}-latency are those of a tier: give {option}"
+                )
+            return None
+        return SimulatedTier(
+            medium,
+            parse_size(size, option),
+            defaults[0] if bandwidth is None else float(parse_size_with_unit(bandwidth, f"--{medium}-bandwidth")),
+            defaults[1] if latency_s is None else latency_s,
+            admission=cast("Admission", self.admission or "always"),
+            loads=cast("LoadRule", self.rates.load_rule or "if-faster"),
+        )
+
+
+def parts_as_dict(parts: Sequence[PartFigures]) -> dict[str, Any]:
+    """Return parts for JSON, by kind, with the busiest and the quietest window; missing ones are left out."""
+    by_kind = {
+        f"by_{kind}": [part.as_dict() for part in parts if part.kind == kind]
+        for kind in (TENANT, WINDOW)
+        if any(part.kind == kind for part in parts)
+    }
+    extremes = busiest_and_quietest(parts)
+    if extremes is None:
+        return by_kind
+    busiest, quietest = extremes
+    return {**by_kind, "busiest_window": busiest.name, "quietest_window": quietest.name}
+
+
+def extremes_in_words(parts: Sequence[PartFigures]) -> str | None:
+    """Describe the busiest and the quietest window; None unless there are several."""
+    extremes = busiest_and_quietest(parts)
+    if extremes is None:
+        return None
+    texts = (
+        f"{name} {part.name} ({_load(part)})" for name, part in zip(("busiest", "quietest"), extremes, strict=True)
+    )
+    return ", ".join(texts)
+
+
+def print_parts(parts: Sequence[PartFigures], *, has_bounds: bool = False) -> None:
+    """Print a table for each kind of parts."""
+    for kind in dict.fromkeys(part.kind for part in parts):
+        chosen = [part for part in parts if part.kind == kind]
+        shown, note = shown_parts(chosen, [part.num_offered_tokens for part in chosen])
+        extremes = extremes_in_words(chosen)
+        title = "By tenant" if kind == TENANT else "By window of recorded time"
+        print_numbers(
+            f"{title}{note}{f': {extremes}' if extremes else ''}",
+            _headings(kind, has_bounds=has_bounds),
+            [tuple(_cells(part, has_bounds=has_bounds)) for part in shown],
+        )
+
+
+def _headings(kind: str, *, has_bounds: bool) -> list[str]:
+    rates = ["requests/s", "tokens/s"] if kind == WINDOW else []
+    good = ["good"] if has_bounds else []
+    tokens = ["prompt tokens", "output tokens"]
+    times = ["TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"]
+    return [kind, "requests", *rates, *tokens, "hit ratio", *good, *times]
+
+
+def _cells(part: PartFigures, *, has_bounds: bool) -> Iterator[str]:
+    yield part.name
+    yield f"{part.num_requests:,}"
+    if part.kind == WINDOW:
+        yield f"{part.num_requests / part.span_s:.3g}" if part.span_s else "-"
+        yield rate(part.offered_per_s) if part.span_s else "-"
+    yield f"{part.num_prompt_tokens:,}"
+    yield f"{part.num_output_tokens:,}"
+    yield ("unknown" if not part.has_content else "-") if part.hit_ratio is None else f"{part.hit_ratio:.2%}"
+    if has_bounds:
+        yield f"{part.num_good / part.num_requests:.1%}" if part.num_requests else "-"
+    for times_s in (part.ttft_s, part.tpot_s):
+        for seconds in times_s.values():
+            yield "-" if seconds is None else f"{seconds:,.3f}"
+
+
+def _load(part: PartFigures) -> str:
+    return f"{rate(part.offered_per_s)} tokens/s requested"
 
 
 def shared_name(name: str) -> str:
@@ -207,7 +413,7 @@ class ServingOptions:
     max_length: opt.MaxLength = None
     load: opt.Load = 1.0
     seed: opt.Seed = 0
-    tier: TierOptions = TierOptions()  # noqa: RUF009 - a value: frozen
+    tier: TierOptions = TierOptions()
     trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
 
     def configuration(self, mean_tokens: float = TYPICAL_TOKENS, longest: int = 0) -> tuple[ServingConfig, CostModel]:

@@ -3,21 +3,15 @@
 In the order in which data flows::
 
     documents      the results of a replay and of a capacity curve, as plain dicts
-    key_figures    the summary figures of a run, and the formats of numbers; headlines: a result in a sentence
-    captions       every title, and the sentence that explains it
-    timelines      parts of pages, one module a family: blocks and requests over time,
-                   ages of hits and evictions, percentiles of latencies, preemptions,
-    memory         waste, sharing, pools and tiers,
-    capacity       hit ratio over capacity,
-    settings       configuration and command lines, and parts by tenant and window,
-    comparison     several runs side by side
+    figures        the summary figures of a run, the formats of numbers, every title, a result in a sentence
+    drawing        matplotlib's SVG, in the colours of the page; tables, plots and sections, which the template lays out
+    sections       parts of the page of a run: over time, ages, latencies, memory, settings, tenants and windows
+    capacity       hit ratio over capacity
+    page           puts the parts in order, for one run or several side by side; templates/ has the page itself
     plan_page      the page of a plan, from its document
-    drawing        matplotlib's SVG, in the colours of the page
-    elements       tables, plots and sections, which the template lays out
-    page           puts the parts in order; templates/ has the page itself
 
-It does no input or output, and uses nothing else of this library but its errors. Only :mod:`documents`,
-:mod:`key_figures` and :mod:`headlines` may be imported without the ``report`` extra (matplotlib, Jinja2).
+It does no input or output. Only :mod:`documents` and :mod:`figures` may be imported without the ``report`` extra
+(matplotlib, Jinja2).
 """
 
 from pagedkv.report.documents import Curve, Replay, ReportRun

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pagedkv.report.captions import PLOTS, SECTIONS, TABLES
 from pagedkv.report.documents import Curve, ReportRun
 from pagedkv.report.drawing import (
     FILLS,
@@ -13,8 +12,12 @@ from pagedkv.report.drawing import (
     LINES,
     PERCENT_TICKS,
     Axes,
+    Cell,
     Figure,
     LineStyle,
+    Plot,
+    Section,
+    Table,
     draw_both,
     fill_legend,
     line,
@@ -23,8 +26,7 @@ from pagedkv.report.drawing import (
     only_axes,
     read_out,
 )
-from pagedkv.report.elements import Cell, Plot, Section, Table
-from pagedkv.report.key_figures import COUNT, RATIO
+from pagedkv.report.figures import COUNT, PLOTS, RATIO, SECTIONS, TABLES
 
 __all__ = ["capacity_section", "hit_ratios", "replay_point", "shown_policy"]
 

@@ -1,4 +1,9 @@
-"""Drawings: matplotlib's SVG, turned into a part of a page that follows the page's theme.
+"""The elements of a page: tiles, tables, plots and sections. They are values; the template decides their appearance.
+
+Texts are plain and are escaped by the template. Only ``svg`` is markup, and only
+this module makes it.
+
+Drawings: matplotlib's SVG, turned into a part of a page that follows the page's theme.
 
 Colours, line styles and SVG are here. matplotlib draws in sentinel colours, which become CSS variables (``--ink``,
 ``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``); the page defines them, light and dark. Text stays text,
@@ -19,17 +24,7 @@ from typing import Final, Literal, TypeAlias
 from xml.etree import ElementTree as ET
 
 from pagedkv.contract.extras import needing
-from pagedkv.report.elements import LegendEntry
-from pagedkv.report.key_figures import compact
-
-with needing("report", "a report"):
-    from matplotlib import style as styles
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure as MatplotlibFigure
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, NullFormatter
+from pagedkv.report.figures import compact
 
 __all__ = [
     "COUNT_TICKS",
@@ -41,10 +36,16 @@ __all__ = [
     "PERCENT_TICKS",
     "WIDE",
     "Axes",
+    "Cell",
     "Figure",
     "Fill",
+    "LegendEntry",
     "LineStyle",
+    "Plot",
+    "Section",
     "Size",
+    "Table",
+    "Tile",
     "draw",
     "draw_both",
     "fill_legend",
@@ -56,6 +57,95 @@ __all__ = [
     "read_out",
 ]
 
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table: a text, a smaller note below it, and a tone: "better", "worse" or none.
+
+    The note states in words what the tone shows by colour.
+    """
+
+    text: str
+    note: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: a heading for each column, and rows that begin with a heading of their own."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    """The style of one series of a plot, and its name."""
+
+    svg: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A drawing with its title, the sentence that explains it, and its legend.
+
+    Args:
+        title: a heading.
+        sentence: explains the drawing.
+        svg: markup.
+        narrow: the same for a screen as narrow as a phone's.
+        legend: entries of the legend, possibly none.
+        wide: whether it takes the whole width of the page.
+    """
+
+    title: str
+    sentence: str
+    svg: str
+    narrow: str
+    legend: tuple[LegendEntry, ...] = ()
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One figure at the top of the page."""
+
+    title: str
+    text: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page.
+
+    Args:
+        key: its anchor, unique in the page.
+        title: its heading.
+        sentences: paragraphs before everything else.
+        plots: drawings.
+        tables: tables below them.
+        lines: verbatim texts, such as command lines, each with its heading.
+    """
+
+    key: str
+    title: str
+    sentences: tuple[str, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    tables: tuple[Table, ...] = ()
+    lines: tuple[tuple[str, str], ...] = ()
+
+
+with needing("report", "a report"):
+    from matplotlib import style as styles
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure as MatplotlibFigure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, NullFormatter
 INK: Final = "#010101"
 GRID: Final = "#020202"
 SURFACE: Final = "#030303"
@@ -65,7 +155,6 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {INK: "var(--ink)", GRID: "var(--grid)", SURFACE: "var(--surface)"}
     | {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES_COLOURS, 1)}
 )
-
 POINTS_OF_INCH: Final = 72
 STYLE: Final[Mapping[str, object]] = MappingProxyType(
     {
@@ -95,7 +184,6 @@ STYLE: Final[Mapping[str, object]] = MappingProxyType(
     }
 )
 METADATA: Final = ("Creator", "Date", "Format", "Type")
-
 SENTINEL: Final = re.compile("|".join(VARIABLES))
 FONT: Final = re.compile(r"font-family: [^;]*; ")
 REFERENCE: Final = re.compile(r"(^|url\()#([\w-]+)")
@@ -121,8 +209,6 @@ NARROW_PANELS: Final = Size(350, 620)
 WITHIN_A_DECADE: Final = 5
 FEW_DECADES: Final = 100
 """Ratio of the ends of a logarithmic axis up to which ticks at powers alone would be too few."""
-
-
 Dashes: TypeAlias = Literal["-", "--", "-.", ":", ""]
 
 
@@ -148,7 +234,6 @@ DASHES: Final[tuple[Dashes, ...]] = ("-", "--", "-.", ":", "-", "--", "-.", ":")
 MARKERS: Final = "os^DvP*X"
 LINES: Final = tuple(map(LineStyle, SERIES_COLOURS, DASHES, MARKERS))
 """One style a series."""
-
 FILLS: Final = (
     Fill(SERIES_COLOURS[0]),
     Fill(SERIES_COLOURS[1], "//"),
@@ -156,7 +241,6 @@ FILLS: Final = (
     Fill(SERIES_COLOURS[7], alpha=0.25),
 )
 """Fills of a stack, from the bottom; the last is the remainder."""
-
 BETWEEN: Final = "|"
 """Separates texts, as ``;`` separates series, in the attributes that the page's script reads."""
 

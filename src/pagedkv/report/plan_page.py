@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pagedkv.report.captions import Caption
 from pagedkv.report.documents import Plan, PlanPointDocument, traffic_of, without_folders
 from pagedkv.report.drawing import (
     COUNT_TICKS,
@@ -16,7 +15,12 @@ from pagedkv.report.drawing import (
     LINES,
     PERCENT_TICKS,
     Axes,
+    Cell,
     Figure,
+    Plot,
+    Section,
+    Table,
+    Tile,
     draw_both,
     line,
     line_legend,
@@ -24,10 +28,9 @@ from pagedkv.report.drawing import (
     only_axes,
     read_out,
 )
-from pagedkv.report.elements import Cell, Plot, Section, Table, Tile
-from pagedkv.report.key_figures import COUNT, NONE, RATIO, SECONDS, rate
+from pagedkv.report.figures import COUNT, NONE, RATIO, SECONDS, Caption, rate
 from pagedkv.report.page import page_template
-from pagedkv.report.settings import divided_section
+from pagedkv.report.sections import divided_section
 
 __all__ = ["render_plan"]
 

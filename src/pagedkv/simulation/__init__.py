@@ -6,17 +6,12 @@ In the order in which data flows::
     calibration       a CostModel fitted to measured steps
     config            ServingConfig: the pools, the limits of a step, the rules
     scripted_sampler  generated tokens, in place of a model
-    running_rows      RunningRows: running rows, in arrays for the meters
-    step_work         StepWork: counts of a plan's work, for the cost model
-    step_meters       StepMeters: what the clock notifies of each event
-    request_timings   RequestTimings: times and losses of each request under way
-    request_log       RequestLog: the times and hits of each request, in place of all meters
     requests_under_way  RequestsUnderWay: the requests from arrival to end, for live views
-    meters            measurements: waste, ages, latencies, sharing, time series
+    meters            measurements: waste, ages, latencies, sharing, time series;
+                      StepWork: counts of a plan's work; RequestLog: times and hits of each request
     result            ServingResult: all figures
-    queue_file        QueueFile: requests far back in the queue, in a file
     tiers             SimulatedTiers: tiers below the device, by the production store core
-    virtual_clock     VirtualClock: the loop over steps
+    virtual_clock     VirtualClock: the loop over steps, and what it notifies of each
     server            VirtualServer: the clock with all meters
     cluster           VirtualCluster: several clocks behind the production router
     planning          many settings on one trace, with few meters, and a decision

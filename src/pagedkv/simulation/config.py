@@ -10,8 +10,7 @@ from pagedkv.contract.space_config import DEFAULT_EVICTION, SpaceConfig, TenantL
 from pagedkv.contract.spec import FullAttention, GroupSpec, keeps_state
 from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.simulation.tiers import SimulatedTier
-from pagedkv.simulation.tiers.simulated_tiers import TOKEN_NBYTES, require_distinct
+from pagedkv.simulation.tiers import TOKEN_NBYTES, SimulatedTier, require_distinct
 
 __all__ = ["ServingConfig"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagedkv.simulation.meters.meters import COUNTS, LEVELS, POOL_LEVELS, Meters
+from pagedkv.simulation.meters import COUNTS, LEVELS, POOL_LEVELS, Meters
 from pagedkv.simulation.tiers import SimulatedTiers, tier_figures
 
 __all__ = ["ServingResult", "sum_up"]

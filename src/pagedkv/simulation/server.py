@@ -20,12 +20,10 @@ from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.meters.meters import Meters, SpaceWatch
+from pagedkv.simulation.meters import Meters, RequestLog, SpaceWatch
 from pagedkv.simulation.planning.figures import Bounds, Division, PartFigures, parts_of
-from pagedkv.simulation.request_log import RequestLog
 from pagedkv.simulation.result import ServingResult, sum_up
-from pagedkv.simulation.step_meters import MeterPair, StepMeters
-from pagedkv.simulation.virtual_clock import VirtualClock
+from pagedkv.simulation.virtual_clock import MeterPair, StepMeters, VirtualClock
 from pagedkv.space import BlockSpace, SpaceStatistics
 from pagedkv.warming import make_ready, of_spaces
 

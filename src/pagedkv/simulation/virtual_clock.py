@@ -9,11 +9,22 @@ If steps overlap, a step is scheduled when the previous one begins, and begins w
     steps       | step 1       | step 2       | step 3
     scheduled   1, 2           3              4             each but the first without the tokens of the step before it
     finished                   1              2
+
+QueueFile: keeps requests far back in the queue in a file, so that a very long queue takes no memory.
+
+Under more load than a machine can serve, its queue grows as long as the trace. Scheduling depends only on the head of
+the queue. The rest is written to a private temporary file, and read in its turn.
+
+StepMeters: what a virtual clock notifies of each event; MeterPair: two of them as one.
 """
 
+import os
+import pickle
+import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from tempfile import TemporaryFile
+from typing import IO, Final, Protocol, final
 
 from pagedkv import scheduling
 from pagedkv.contract.arrays import Int32Array
@@ -22,22 +33,53 @@ from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.token_blocks import tokenize
-from pagedkv.scheduling import Batch
+from pagedkv.scheduling import Batch, Progress, Request as ScheduledRequest
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.queue_file import QueueFile
-from pagedkv.simulation.running_rows import RunningRows, rows_of
+from pagedkv.simulation.meters import RunningRows, StepWork, rows_of, work_of
 from pagedkv.simulation.scripted_sampler import ScriptedSampler
-from pagedkv.simulation.step_meters import StepMeters
-from pagedkv.simulation.step_work import StepWork, work_of
 from pagedkv.simulation.tiers import SimulatedTiers
 from pagedkv.space import BlockSpace
 
-__all__ = ["VirtualClock"]
-
+__all__ = ["MeterPair", "QueueFile", "StepMeters", "VirtualClock"]
 MOST_WAITING: Final = 4096
 """Requests that wait in the scheduler, some 2 KiB each, before further ones wait in the file; or the number that may
 run."""
+
+
+class StepMeters(Protocol):
+    """The methods that a clock calls. Requests come in the order of their numbers, steps in that of time."""
+
+    @property
+    def uses_rows(self) -> bool:
+        """Whether the running rows are used; gathering them takes a tenth of the time."""
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that have arrived."""
+
+    def arrived(
+        self, request: ScheduledRequest, arrival_s: float, *, has_content: bool, tenant: str | None = None
+    ) -> None:
+        """Record a request, whether its content is known, and its tenant."""
+
+    def rejected(self, request: ScheduledRequest) -> None:
+        """Record that a request cannot be served."""
+
+    def scheduled(self, batch: Batch, now_s: float) -> None:
+        """Record admitted, preempted and rejected requests."""
+
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
+        """Record the work of a step."""
+
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
+        """Record that the present state lasts for this duration."""
+
+    def stepped(self, step_s: float) -> None:
+        """Record the seconds of the last planned step."""
+
+    def progressed(self, progress: Progress, end_s: float) -> None:
+        """Record requests that got their first token, or all tokens."""
 
 
 class VirtualClock:
@@ -331,3 +373,106 @@ class VirtualClock:
             self._num_changes = self._scheduler.num_changes
             self._rows = rows_of(self._scheduler.running)
         return self._rows
+
+
+class QueueFile:
+    """A first-in, first-out queue in a file, which exists while the queue is not empty. O(size of a request).
+
+    >>> queue_file = QueueFile()
+    >>> for seconds in (1.0, 2.0):
+    ...     queue_file.push(Request(seconds, 8, 1))
+    >>> len(queue_file), queue_file.pop().arrival_s, queue_file.pop().arrival_s, len(queue_file)
+    (2, 1.0, 2.0, 0)
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._read_to = 0
+        self._num_requests = 0
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return self._num_requests
+
+    def push(self, request: Request | TokenizedRequest) -> None:
+        """Append a request."""
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115 - open as long as a request waits
+            weakref.finalize(self, self._file.close)
+            self._read_to = 0
+        self._file.seek(0, os.SEEK_END)
+        pickle.dump(request, self._file, pickle.HIGHEST_PROTOCOL)
+        self._num_requests += 1
+
+    def pop(self) -> Request | TokenizedRequest:
+        """Remove and return the first request. Removing the last one closes the file. Raises IndexError."""
+        if self._file is None:
+            raise IndexError("the queue is empty")
+        self._file.seek(self._read_to)
+        request: Request | TokenizedRequest = pickle.load(self._file)  # noqa: S301 - written by this process
+        self._read_to = self._file.tell()
+        self._num_requests -= 1
+        if not self._num_requests:
+            self._file.close()
+            self._file = None
+        return request
+
+
+@final
+class MeterPair:
+    """Notifies two meters of each event.
+
+    Args:
+        first: also numbers the requests; second: notified after it.
+    """
+
+    def __init__(self, first: StepMeters, second: StepMeters) -> None:
+        self._first = first
+        self._second = second
+
+    @property
+    def uses_rows(self) -> bool:
+        """Whether either of them uses the running rows."""
+        return self._first.uses_rows or self._second.uses_rows
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that have arrived."""
+        return self._first.num_requests
+
+    def arrived(
+        self, request: ScheduledRequest, arrival_s: float, *, has_content: bool, tenant: str | None = None
+    ) -> None:
+        """Record a request."""
+        self._first.arrived(request, arrival_s, has_content=has_content, tenant=tenant)
+        self._second.arrived(request, arrival_s, has_content=has_content, tenant=tenant)
+
+    def rejected(self, request: ScheduledRequest) -> None:
+        """Record that a request cannot be served."""
+        self._first.rejected(request)
+        self._second.rejected(request)
+
+    def scheduled(self, batch: Batch, now_s: float) -> None:
+        """Record admitted, preempted and rejected requests."""
+        self._first.scheduled(batch, now_s)
+        self._second.scheduled(batch, now_s)
+
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
+        """Record the work of a step."""
+        self._first.planned(batch, running, work)
+        self._second.planned(batch, running, work)
+
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
+        """Record that the present state lasts for this duration."""
+        self._first.hold(duration_s, running, num_waiting, num_swapped)
+        self._second.hold(duration_s, running, num_waiting, num_swapped)
+
+    def stepped(self, step_s: float) -> None:
+        """Record the seconds of the last planned step."""
+        self._first.stepped(step_s)
+        self._second.stepped(step_s)
+
+    def progressed(self, progress: Progress, end_s: float) -> None:
+        """Record requests that got their first token, or all tokens."""
+        self._first.progressed(progress, end_s)
+        self._second.progressed(progress, end_s)

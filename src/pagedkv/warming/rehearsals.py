@@ -77,12 +77,12 @@ def of_spaces(eviction: str, *, has_features: bool = True) -> Rehearsal:
 
 def of_curves(eviction: str) -> Rehearsal:
     """Return the rehearsal of curves of an eviction policy. Raises ConfigurationError for an unknown policy."""
-    return Rehearsal("pagedkv.planner.capacity.rehearsal", (policy_named(eviction).name, "blocks"))
+    return Rehearsal("pagedkv.planner.capacity.model_curve", (policy_named(eviction).name, "blocks"))
 
 
 def of_model_curves(eviction: str) -> Rehearsal:
     """Return the rehearsal of curves of an eviction policy in a model. Raises ConfigurationError for an unknown one."""
-    return Rehearsal("pagedkv.planner.capacity.rehearsal", (policy_named(eviction).name, "model"))
+    return Rehearsal("pagedkv.planner.capacity.model_curve", (policy_named(eviction).name, "model"))
 
 
 def of_stores(eviction: str) -> Rehearsal:

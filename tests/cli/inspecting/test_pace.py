@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pagedkv.cli.inspecting.pace import MOST_LAG_S, Pace
+from pagedkv.cli.replay_page import MOST_LAG_S, Pace
 from pagedkv.errors import EngineError
 
 pytestmark = pytest.mark.plain_only

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pagedkv.cli.planning.axes import PlanAxes
-from pagedkv.cli.tier_options import TierRates
+from pagedkv.cli.plan_axes import PlanAxes
+from pagedkv.cli.serving import TierRates
 from pagedkv.errors import ConfigurationError
 from pagedkv.simulation import ServingConfig, SimulatedTier
 

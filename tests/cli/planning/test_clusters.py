@@ -7,8 +7,8 @@ from typing import Any, Final
 import pytest
 
 import pagedkv
-from pagedkv.cli.planning.axes import PlanAxes
-from pagedkv.cli.planning.loads import one_pool
+from pagedkv.cli.plan_axes import PlanAxes
+from pagedkv.cli.plan_runs import one_pool
 from pagedkv.errors import ConfigurationError
 from pagedkv.simulation import ServingConfig, SimulatedTier
 from tests.cli.command import run

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pagedkv.cli.planning import runs
+from pagedkv.cli import plan_runs as runs
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cost import CostModel

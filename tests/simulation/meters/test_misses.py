@@ -10,7 +10,7 @@ from pagedkv.contract.miss_causes import Miss, MissCause
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.meters.meters import MISS_KINDS, MissMeter
+from pagedkv.simulation.meters import MISS_KINDS, MissMeter
 
 BLOCK = 4
 

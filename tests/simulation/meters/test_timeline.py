@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.simulation.meters.meters import MOST_INTERVALS, Timeline
+from pagedkv.simulation.meters import MOST_INTERVALS, Timeline
 
 
 def filled(durations_s: list[float]) -> Timeline:

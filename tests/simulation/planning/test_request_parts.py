@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pagedkv.planner.traces.clocks import parse_window
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.windows import parse_window
 from pagedkv.simulation import VirtualServer
+from pagedkv.simulation.meters import RequestLog
 from pagedkv.simulation.planning import Bounds, PlanPoint, PointFigures, run_point
 from pagedkv.simulation.planning.figures import Division, PartFigures, busiest_and_quietest, parts_of
-from pagedkv.simulation.request_log import RequestLog
 from tests.simulation.planning.test_point import CONFIG, COSTS, checked, traffic
 
 

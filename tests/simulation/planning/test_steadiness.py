@@ -8,10 +8,10 @@ import pytest
 from pagedkv.planner.traces.request import Request
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.meters import RequestLog
 from pagedkv.simulation.planning import Bounds, PlanPoint, PointFigures, Steadiness, run_point
 from pagedkv.simulation.planning.decision import change_of, reason_of
 from pagedkv.simulation.planning.figures import FAILS, HOLDS, TOO_SHORT, steadiness_of
-from pagedkv.simulation.request_log import RequestLog
 
 ONE_AT_A_TIME = CostModel(fixed_s=0.5)
 """With one sequence at a time and answers of two tokens a request takes a second."""

@@ -13,7 +13,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.simulation import ServingConfig, ServingResult, SimulatedTier, VirtualServer
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.tiers.simulated_tiers import Medium, VirtualStore
+from pagedkv.simulation.tiers import Medium, VirtualStore
 from pagedkv.tiers import Delete, Read, Write
 
 pytestmark = pytest.mark.interpreted

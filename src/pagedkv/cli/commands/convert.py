@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.option_groups import command
+from pagedkv.cli.options import command
 from pagedkv.cli.output_files import (
     atomic_file,
     command_line,
@@ -26,7 +26,7 @@ from pagedkv.cli.output_files import (
 )
 from pagedkv.cli.progress import progress_bars
 from pagedkv.cli.trace_options import SourceOptions, in_order_of_arrival, require_limit
-from pagedkv.cli.typed_names import as_typed
+from pagedkv.cli.user_errors import as_typed
 from pagedkv.errors import ConfigurationError, InterruptedRunError, TraceError
 from pagedkv.planner.traces.clocks import rebased
 from pagedkv.planner.traces.merging import interleave_sessions

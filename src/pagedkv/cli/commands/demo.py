@@ -7,10 +7,9 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.interrupting import EXIT_WRONG_ANSWERS, leaving_at_once
-from pagedkv.cli.live_view import live_view
-from pagedkv.cli.option_groups import command
+from pagedkv.cli.options import command
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
-from pagedkv.cli.progress import prepare, working
+from pagedkv.cli.progress import live_view, prepare, working
 from pagedkv.cli.tables import print_table, share
 from pagedkv.contract.extras import needing
 

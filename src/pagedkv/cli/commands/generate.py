@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.cli.engine_options import EngineOptions, PromptFile, PromptRequest, typed_prompts
 from pagedkv.cli.interrupting import EXIT_WRONG_ANSWERS, leaving_at_once, noticing_interrupts
-from pagedkv.cli.option_groups import command
+from pagedkv.cli.options import command
 from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, progress_bars, working
-from pagedkv.cli.prompts import PromptFile, PromptRequest, typed_prompts
 from pagedkv.cli.tables import print_numbers, print_table
 from pagedkv.contract.miss_causes import MissCause
 from pagedkv.errors import ConfigurationError, InterruptedRunError, OutputError

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pagedkv.api_keys import KeyOwner, entry_of, new_key as make_key, parse_key_file, read_key_file
-from pagedkv.cli.option_groups import command
+from pagedkv.cli.options import command
 from pagedkv.cli.output_files import atomic_file, require_writable
 
 __all__ = ["new_key"]

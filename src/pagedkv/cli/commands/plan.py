@@ -1,39 +1,76 @@
-"""``pagedkv plan``: many settings on one trace, and the recommended one."""
+"""``pagedkv plan``: many settings on one trace, and the recommended one.
 
-from collections.abc import Iterator, Sequence
+All results are one document, for ``--json`` and for the page; a terminal shows a recommendation on one screen, and the
+table of all points.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
 from pagedkv import __version__
 from pagedkv.cli import options as opt
 from pagedkv.cli.commands.report import import_page, require_page_output
-from pagedkv.cli.option_groups import command
+from pagedkv.cli.options import command
 from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
-from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
-from pagedkv.cli.planning.document import plan_document
-from pagedkv.cli.planning.loads import BesideRuns, LoadRuns, PointStore, default_folder, digest_of_files
-from pagedkv.cli.planning.runs import PointRunner
-from pagedkv.cli.planning.tables import print_plan
+from pagedkv.cli.plan_axes import PlanAxes, PlannedPoint, token_cost
+from pagedkv.cli.plan_runs import (
+    IN_TURN,
+    ONE_POOL,
+    BesideRuns,
+    LoadRuns,
+    PointRunner,
+    PointStore,
+    default_folder,
+    digest_of_files,
+)
 from pagedkv.cli.progress import working
-from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
-from pagedkv.cli.trace_options import SeveralTimedTracesOptions
-from pagedkv.cli.trace_sources import TraceSources, name_of
+from pagedkv.cli.serving import (
+    SecondsSource,
+    mean_tokens,
+    parts_as_dict,
+    print_parts,
+    require_some_served,
+    sample_of,
+    shared_name,
+)
+from pagedkv.cli.tables import print_first, print_numbers, print_warnings
+from pagedkv.cli.trace_options import SeveralTimedTracesOptions, TraceSources, name_of
+from pagedkv.cli.user_errors import as_typed
+from pagedkv.contract.budget import GIB
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError, NoBlocksError
-from pagedkv.planner.capacity.curve import lru_capacity_for
-from pagedkv.planner.capacity.memory_need import CacheNeed, cache_need
+from pagedkv.planner.capacity.curve import CacheNeed, LiveNeed, MemoryNeed, cache_need, live_need, lru_capacity_for
 from pagedkv.planner.capacity.references import ReferenceCollector
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import ContentBlocks
+from pagedkv.report.documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument, traffic_of
+from pagedkv.report.figures import rate
+from pagedkv.simulation.cluster import LATE
+from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
+from pagedkv.simulation.planning.decision import (
+    GPU_AXIS,
+    change_of,
+    limits_of,
+    num_gpus,
+    num_replicas,
+    reason_of,
+    settings_of,
+)
+from pagedkv.simulation.planning.figures import FAILS, TOO_SHORT, PartFigures, busiest_and_quietest
+
+__all__ = ["plan", "plan_document", "print_plan"]
+
 
 if TYPE_CHECKING:
-    from pagedkv.cli.planning.ray_runs import RayRunner
-
-__all__ = ["plan"]
+    from pagedkv.cli.plan_ray import RayRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +103,7 @@ class PlanRuns:
         """Return the runner of the points. Raises MissingExtraError: Ray is not installed."""
         if not self.ray:
             return PointRunner(traces, reading, self.num_processes)
-        from pagedkv.cli.planning.ray_runs import RayRunner  # noqa: PLC0415 - importing Ray takes a second
+        from pagedkv.cli.plan_ray import RayRunner  # noqa: PLC0415 - importing Ray takes a second
 
         return RayRunner(traces, reading, self.num_processes)
 
@@ -194,3 +231,415 @@ def _run(runner: "PointRunner | RayRunner", loads: LoadRuns | BesideRuns) -> Non
     points = loads.first()
     if points:
         runner.run(points, loads.keep, lambda: loads.num_known)
+
+
+LOADS_SEARCHED: Final = "searched"
+LOADS_GIVEN: Final = "given"
+
+
+def plan_document(
+    head: Mapping[str, str],
+    axes: PlanAxes,
+    found: Sequence[tuple[PlannedPoint, PointFigures]],
+    beside: BesideRuns,
+    cache: CacheNeed | None = None,
+) -> Plan:
+    """Make the document of a plan.
+
+    Args:
+        head: trace, command and read_as.
+        axes: the options.
+        found: all points with their figures.
+        beside: runs for comparison with clusters.
+        cache: the cache that the trace's hits need, where it is known.
+    """
+    results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
+    decision = decide(results, axes.bounds, is_searched=axes.is_searched)
+    settings = _settings(axes, results, found, beside)
+    seconds = _seconds(axes, decision, found)
+    chosen = _chosen_figures(decision, settings, found)
+    return {
+        "trace": head["trace"],
+        "command": head["command"],
+        "read_as": head["read_as"],
+        "model": str(found[0][0].point.config.model),
+        "arrivals": _arrivals(axes),
+        "bounds": axes.bounds.as_dict(),
+        "seconds": seconds.as_dict(),
+        "loads": LOADS_SEARCHED if axes.is_searched else LOADS_GIVEN,
+        "prices": axes.prices,
+        "warnings": list(_warnings(axes, found)),
+        "need": MemoryNeed(_live(decision, found), cache).as_dict(),
+        "headline": f"{decision.headline} (seconds: {seconds.in_short})",
+        "reasons": [
+            *_stops(decision, found),
+            *_windows(chosen),
+            *_cluster(chosen, decision, beside),
+            *decision.reasons,
+            *_costs(axes, settings),
+        ],
+        "chosen": dict(decision.chosen),
+        "effects": [_effect(effect) for effect in decision.effects],
+        "settings": settings,
+        "points": [_point(each, figures, decision) for each, figures in found],
+        "divided": parts_as_dict(chosen.divided),
+    }
+
+
+def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> SecondsSource:
+    """Return the source of the seconds of the headline's setting."""
+    chosen = next(planned for planned, _ in found if dict(planned.choices) == decision.chosen)
+    name = str(chosen.point.config.cost_model_name)
+    return SecondsSource(name, axes.origin, axes.is_cost_model_assumed)
+
+
+def _settings(
+    axes: PlanAxes,
+    results: Sequence[PointResult],
+    found: Sequence[tuple[PlannedPoint, PointFigures]],
+    beside: BesideRuns,
+) -> list[PlanSettingDocument]:
+    """Return the load limit of each setting, its cost, and the figures for comparison with a cluster."""
+    best = settings_of(results)
+    documents: list[PlanSettingDocument] = []
+    for key, limit in limits_of(results).items():
+        steady = best[key].figures.steadiness
+        gpus = _all_gpus(best[key].choices, axes)
+        cost = None if limit.held is None or gpus is None else token_cost(gpus, axes.prices, steady)
+        documents.append(
+            {
+                "choices": dict(best[key].choices),
+                "held": limit.held,
+                "ended": limit.ended,
+                "is_decided": limit.is_decided,
+                "sustained_per_s": None if limit.held is None else steady.good_per_s,
+                "cost": None if cost is None else cost.as_dict(),
+                "beside": [_beside(name, each) for name, each in beside.of(best[key].choices).items()],
+            }
+        )
+    assert len(documents) <= len(found), "a setting without a run"
+    return documents
+
+
+def _all_gpus(choices: Mapping[str, str], axes: PlanAxes) -> str | None:
+    """Return the GPUs of a setting, those of all its replicas."""
+    gpus = choices.get(GPU_AXIS, axes.gpus)
+    if gpus is None or num_replicas(choices) == 1:
+        return gpus
+    name = gpus.removeprefix(f"{num_gpus(gpus)}x")
+    return f"{num_gpus(gpus) * num_replicas(choices)}x{name}"
+
+
+def _beside(name: str, figures: PointFigures) -> BesideDocument:
+    return {
+        "name": name,
+        "hit_ratio": figures.hit_ratio,
+        "imbalance": None if figures.cluster is None else figures.cluster.imbalance,
+        "ttft_s": None if figures.cluster is None else dict(figures.ttft_s),
+    }
+
+
+def _cluster(figures: PointFigures, decision: Decision, beside: BesideRuns) -> Iterator[str]:
+    """Describe the hits and the balance of the headline's cluster, compared with one pool and with routing in turn."""
+    others = beside.of(decision.chosen)
+    if figures.cluster is None or not others:
+        return
+    if figures.hit_ratio is not None:
+        ratios = [
+            f"{each.hit_ratio:.1%} {where}"
+            for name, where in (
+                (IN_TURN, "with requests routed in turn"),
+                (ONE_POOL, "in one pool with the memory of all"),
+            )
+            if (each := others[name]).hit_ratio is not None
+        ]
+        yield f"{figures.hit_ratio:.1%} of the prompt tokens hit, {' and '.join(ratios)}"
+    yield f"the busiest replica computes {figures.cluster.imbalance:.2f} times the mean of all in a minute"
+
+
+def _chosen_figures(
+    decision: Decision,
+    settings: Sequence[PlanSettingDocument],
+    found: Sequence[tuple[PlannedPoint, PointFigures]],
+) -> PointFigures:
+    """Return the figures of the headline's setting, at the highest load that holds, else at the lowest."""
+    held = next(each["held"] for each in settings if each["choices"] == decision.chosen)
+    own = {planned.load: figures for planned, figures in found if dict(planned.choices) == decision.chosen}
+    return own[min(own) if held is None else held]
+
+
+def _live(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> LiveNeed:
+    """Return the blocks of requests in flight: of the headline's setting, nearest to the recorded traffic."""
+    own = [each for each in found if dict(each[0].choices) == decision.chosen]
+    planned, figures = min(own, key=lambda each: abs(math.log(each[0].load)))
+    config = planned.point.config
+    number = num_replicas(planned.choices)
+    sizes = {
+        pool: number * (count - 1) for pool, count in config.space_config(is_watched=False).blocks_by_pool().items()
+    }
+    traffic = "the recorded traffic" if planned.load == 1 else f"{planned.load:g} times the recorded traffic"
+    setting = ", ".join(planned.choices.values())
+    return live_need(figures.peak_live, sizes, config.block_nbytes, f"a simulation of {setting} at {traffic}")
+
+
+def _windows(figures: PointFigures) -> Iterator[str]:
+    """Describe the figures of the busiest and the quietest window, if there are several."""
+    extremes = busiest_and_quietest(figures.divided)
+    if extremes is None:
+        return
+    texts = []
+    for name, part in zip(("busiest", "quietest"), extremes, strict=True):
+        seconds = part.ttft_s["p99"]
+        began = "nothing is answered" if seconds is None else f"TTFT p99 {seconds:.3g} s"
+        good = part.num_good / part.num_requests if part.num_requests else 1.0
+        hits = "" if part.hit_ratio is None else f", {part.hit_ratio:.1%} of the prompt tokens hit"
+        texts.append(f"{name} window, {part.name}, {good:.1%} of the answers are good, {began}{hits}")
+    yield f"in the {texts[0]}; in the {texts[1]}"
+
+
+def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
+    """Explain why the headline's setting takes no more load, with a remedy."""
+    ended = [
+        (planned, figures)
+        for planned, figures in found
+        if dict(planned.choices) == decision.chosen and figures.steadiness.verdict == FAILS
+    ]
+    if ended:
+        planned, figures = min(ended, key=lambda each: each[0].load)
+        bounds = planned.point.bounds
+        yield f"at {planned.load:g} times the recorded traffic that setting {as_typed(reason_of(figures, bounds))}"
+        yield f"remedy: {as_typed(change_of(figures, planned.point))}"
+
+
+def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[str]:
+    """Describe the least cost of a million generated tokens, for each number of GPUs."""
+    if not axes.prices:
+        return
+    by_gpus: dict[str, float] = {}
+    for setting in settings:
+        gpus, cost = _all_gpus(setting["choices"], axes), setting["cost"]
+        if gpus is not None and cost is not None and (each := cost["a_million_output_tokens"]) is not None:
+            by_gpus[gpus] = min(by_gpus.get(gpus, each), each)
+    typed = ", ".join(f"{name}={price:g}" for name, price in axes.prices.items())
+    if not by_gpus:
+        yield f"the cost of tokens is unknown (--price {typed}): no load is known to hold on these GPUs"
+        return
+    costs = ", ".join(f"{each:.3g} on {gpus}" for gpus, each in by_gpus.items())
+    cheapest = min(by_gpus, key=lambda gpus: by_gpus[gpus])
+    least = f"; {cheapest} costs the least" if len(by_gpus) > 1 else ""
+    yield f"a million generated tokens of good answers cost, sustained, by --price {typed} an hour: {costs}{least}"
+
+
+def _arrivals(axes: PlanAxes) -> str:
+    if axes.closed_loop:
+        return (
+            "closed loop: sessions begin as recorded, each further turn a think time after the answer before it (the "
+            f"recorded gap less the answer at {axes.answer_speed:g} tokens a second)"
+        )
+    return "open loop: requests arrive as recorded, however long the answers before them take"
+
+
+def _warnings(axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
+    names = ", ".join(dict.fromkeys(shared_name(str(planned.point.config.cost_model_name)) for planned, _ in found))
+    yield from SecondsSource(names, axes.origin, axes.is_cost_model_assumed).warnings(
+        "--gpu or --cost-model", str(found[0][0].point.config.model)
+    )
+    everything = [figures for _, figures in found]
+    if any(planned.point.cluster is not None for planned, _ in found):
+        yield (
+            f"the router is assumed to receive events {1e3 * LATE.delay_s:g} ms late, and to lose {LATE.loss:.0%} of "
+            "them; this is not measured"
+        )
+    short = [figures for figures in everything if figures.steadiness.verdict == TOO_SHORT]
+    if len(short) == len(everything):
+        reason = as_typed(reason_of(short[0], axes.bounds))
+        yield (
+            f"the trace is too short to find the sustained load ({reason}): answers a second are the speed of this "
+            "run, not a capacity"
+        )
+    elif short:
+        least = min(planned.load for planned, figures in found if figures.steadiness.verdict == TOO_SHORT)
+        yield f"from {least:g} times the recorded traffic on, the trace is too short to decide whether the load holds"
+    if not everything[0].has_content:
+        yield "the trace has lengths but no content: hits are unknown, and no blocks are shared"
+    num_rejected = max(figures.num_rejected for figures in everything)
+    if num_rejected:
+        yield (
+            f"with some settings up to {num_rejected:,} of {everything[0].num_requests:,} requests were rejected, "
+            "being too large for the pools"
+        )
+
+
+def _effect(effect: Effect) -> dict[str, Any]:
+    return {
+        **asdict(effect),
+        "changes_traffic": effect.changes_traffic,
+        "changes_hits": effect.changes_hits,
+    }
+
+
+def _point(planned: PlannedPoint, figures: PointFigures, decision: Decision) -> PlanPointDocument:
+    config = planned.point.config
+    num_blocks = dict(config.space_config(is_watched=False).blocks_by_pool())
+    nbytes = sum(count * config.block_nbytes.get(pool, 0) for pool, count in num_blocks.items())
+    nbytes *= num_replicas(planned.choices)
+    return {
+        "choices": dict(planned.choices),
+        "load": planned.load,
+        "is_chosen": dict(planned.choices) == decision.chosen,
+        "num_blocks": num_blocks,
+        "kv_gib": nbytes / GIB,
+        "cost_model_name": shared_name(str(config.cost_model_name)),
+        "verdict": figures.steadiness.verdict,
+        "binds": list(figures.steadiness.binds),
+        "reason": as_typed(reason_of(figures, planned.point.bounds)),
+        "change": as_typed(change_of(figures, planned.point)),
+        "figures": figures.as_dict(),
+    }
+
+
+WHOLE_FROM: Final = 100
+"""Seconds from this value on are written without decimals, never with an exponent."""
+VERDICTS: Final = {"holds": "yes", "too short": "?"}
+BINDS: Final = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "rejected": "size"}
+"""Words for the causes of a load that does not hold."""
+CLUSTERS: Final = (
+    "Clusters, at the highest load that holds, else the lowest that was run, compared with the same requests routed in "
+    "turn and with one pool of all their memory; imbalance: tokens computed in a minute, the largest over the mean; "
+    "TTFT in seconds"
+)
+CLUSTER_HEADINGS: Final = ("setting", "load", "routing", "hit ratio", "imbalance", "TTFT p50", "TTFT p99")
+INTERVALS: Final = (
+    "In brackets: 95 % intervals of paired differences, by eighths of the trace. --json has those of both halves."
+)
+
+
+def print_plan(plan: Plan, *, has_every_load: bool) -> None:
+    """Print the results.
+
+    Args:
+        plan: the document.
+        has_every_load: whether the table has all loads that were run; else each setting has one row.
+    """
+    print_first(plan["need"]["sentence"])
+    print_warnings(plan["warnings"])
+    console = Console()
+    console.print()
+    console.print(f"[bold]{escape(plan['headline'])}.[/bold]", highlight=False)
+    console.print()
+    for reason in plan["reasons"]:
+        console.print(f"- {escape(reason[:1].upper() + reason[1:])}.", highlight=False)
+    console.print()
+    console.print(f"Arrivals: {escape(plan['arrivals'])}. {INTERVALS}", style="dim", highlight=False)
+    console.print()
+    console.print(f"The trace was read as {plan['read_as']}.", highlight=False, markup=False)
+    console.print()
+    _print_points(plan, has_every_load=has_every_load)
+    if any(setting["beside"] for setting in plan["settings"]):
+        print_numbers(CLUSTERS, CLUSTER_HEADINGS, _cluster_rows(plan), num_keys=2)
+    has_bounds = any(bound is not None for bound in plan["bounds"].values())
+    kinds = ("by_tenant", "by_window")
+    parts = [PartFigures.from_dict(part) for kind in kinds for part in plan["divided"].get(kind, ())]
+    print_parts(parts, has_bounds=has_bounds)
+
+
+def _print_points(plan: Plan, *, has_every_load: bool) -> None:
+    """Print a row for each setting, at its highest load that holds, else at its lowest; or a row for each load."""
+    has_bounds = any(bound is not None for bound in plan["bounds"].values())
+    points = plan["points"] if has_every_load else list(_points_at_best(plan))
+    which = "at each load" if has_every_load else "at the highest load that holds, else the lowest that was run"
+    left_out = len(plan["points"]) - len(points)
+    more = f" (--every-load has {left_out:,} more)" if left_out else ""
+    title = (
+        f"Settings for {plan['model']}, {which}{more}; TTFT, TPOT and ITL in seconds; * marks the headline's setting; "
+        "holds: yes, or the cause if not (? if the trace is too short to decide); answers/s as in the headline"
+    )
+    rows = (_row(point, has_bounds=has_bounds) for point in points)
+    print_numbers(title, _headings(has_bounds=has_bounds), rows, num_keys=2)
+
+
+def _points_at_best(plan: Plan) -> Iterator[PlanPointDocument]:
+    """Yield each setting's run at the highest load that holds, or at the lowest load."""
+    for setting in plan["settings"]:
+        yield _at_best(plan, setting["choices"], setting["held"])
+
+
+def _at_best(plan: Plan, choices: Mapping[str, str], held: float | None) -> PlanPointDocument:
+    runs = [point for point in plan["points"] if point["choices"] == choices]
+    load = min(point["load"] for point in runs) if held is None else held
+    return next(point for point in runs if point["load"] == load)
+
+
+def _headings(*, has_bounds: bool) -> list[str]:
+    return [
+        "setting",
+        "load",
+        "holds",
+        "GiB",
+        "answers/s",
+        *(["good"] if has_bounds else []),
+        "tokens/s",
+        "hit ratio",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p99",
+        "ITL p99",
+        "preempted",
+    ]
+
+
+def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
+    figures = point["figures"]
+    good = figures["num_good"] / figures["num_requests"] if figures["num_requests"] else 0.0
+    return (
+        f"{'* ' if point['is_chosen'] else ''}{', '.join(point['choices'].values())}",
+        f"{point['load']:g}x",
+        _holds(point),
+        f"{point['kv_gib']:,.1f}",
+        f"{traffic_of(figures):.3g}",
+        *([f"{good:.1%}"] if has_bounds else []),
+        rate(figures["output_tokens_per_s"]),
+        "unknown" if figures["hit_ratio"] is None else f"{figures['hit_ratio']:.1%}",
+        _seconds_text(figures["ttft_s"], "p50"),
+        _seconds_text(figures["ttft_s"], "p99"),
+        _seconds_text(figures["tpot_s"], "p50"),
+        _seconds_text(figures["tpot_s"], "p99"),
+        _seconds_text(figures["itl_s"], "p99"),
+        f"{figures['num_preemptions']:,}",
+    )
+
+
+def _cluster_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Return the rows of each cluster: its own, and those for comparison."""
+    for setting in (each for each in plan["settings"] if each["beside"]):
+        point = _at_best(plan, setting["choices"], setting["held"])
+        figures = point["figures"]
+        key = (", ".join(point["choices"].values()), f"{point['load']:g}x")
+        own = setting["choices"].get("routing", "prefix")
+        yield *key, own, *_cluster_cells(figures["hit_ratio"], figures["cluster"]["imbalance"], figures["ttft_s"])
+        for each in setting["beside"]:
+            if each["name"] != own:
+                yield *key, each["name"], *_cluster_cells(each["hit_ratio"], each["imbalance"], each["ttft_s"])
+
+
+def _cluster_cells(
+    hit_ratio: float | None, imbalance: float | None, ttft_s: dict[str, float | None] | None
+) -> tuple[str, ...]:
+    return (
+        "unknown" if hit_ratio is None else f"{hit_ratio:.1%}",
+        "-" if imbalance is None else f"{imbalance:.2f}",
+        *("-" if ttft_s is None else _seconds_text(ttft_s, name) for name in ("p50", "p99")),
+    )
+
+
+def _holds(point: PlanPointDocument) -> str:
+    """Return whether a load holds, or the cause if not, in a word or two."""
+    return VERDICTS.get(point["verdict"]) or ", ".join(BINDS[bind] for bind in point["binds"])
+
+
+def _seconds_text(times: dict[str, Any], name: str) -> str:
+    seconds = times[name]
+    if seconds is None:
+        return "-"
+    return f"{seconds:,.0f}" if seconds >= WHOLE_FROM else f"{seconds:.3g}"

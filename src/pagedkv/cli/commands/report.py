@@ -15,9 +15,8 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli import options as opt
-from pagedkv.cli.commands.curve import curve_of_trace, has_content
-from pagedkv.cli.curve_options import below_of, parse_capacities
-from pagedkv.cli.option_groups import command
+from pagedkv.cli.commands.curve import below_of, curve_of_trace, has_content, parse_capacities
+from pagedkv.cli.options import command
 from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace

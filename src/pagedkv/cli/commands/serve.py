@@ -9,11 +9,9 @@ import typer
 from pagedkv.api_keys import read_key_file
 from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.interrupting import INTERRUPTED_BEFORE_SERVING, leaving_at_once
-from pagedkv.cli.listening import require_free
-from pagedkv.cli.option_groups import command
+from pagedkv.cli.options import command, parse_size_with_unit, require_free
 from pagedkv.cli.output_files import require_writable
 from pagedkv.cli.progress import prepare, working
-from pagedkv.cli.sizes import parse_size_with_unit
 from pagedkv.contract.arguments import as_choice
 from pagedkv.errors import ConfigurationError
 from pagedkv.model_folder import DEMO, require_model

@@ -3,13 +3,12 @@
 In the order in which data flows::
 
     references       the references of a trace: paths of prompts in a tree of prefixes; blocks that are used again
-    stack_distances  LRU at every capacity at once; the offline optimum at one capacity
-    pool_hits        an eviction policy at one capacity, through the production pool; points side by side, in threads
+    pool_hits        an eviction policy at one capacity, through the production pool; points side by side, in threads;
+                     LRU at every capacity at once, and the offline optimum at one capacity, by stack distances
     tier_hits        hits of tiers below the pool, by the store core: TierCurve
-    memory_need      MemoryNeed: how much memory a trace needs, in words
-    curve            the whole curve: CapacityCurve
-    model_curve      hits of models of several groups against memory, through the block space: ModelCurve
-    rehearsal        a curve of a tiny trace, which compiles all loops in advance
+    curve            the whole curve: CapacityCurve; MemoryNeed: how much memory a trace needs, in words
+    model_curve      hits of models of several groups against memory, through the block space: ModelCurve; a curve of a
+                     tiny trace, which compiles all loops in advance
 
 The model is a bare cache, so that results are easy to check. Requests arrive one at a time, in file order, and take no
 time. Only the block ids of a request's prompt count. Its *hit* is its leading run of resident blocks on arrival. Then

@@ -25,9 +25,8 @@ from pagedkv.contract.arguments import as_choice, as_count
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.errors import ConfigurationError
-from pagedkv.planner.capacity.pool_hits import hits_by_request
+from pagedkv.planner.capacity.pool_hits import hits_by_request, lru_hits_by_request
 from pagedkv.planner.capacity.references import BlockReferences, write_path
-from pagedkv.planner.capacity.stack_distances import lru_hits_by_request
 from pagedkv.tiers import Admission, HostTier, StoreCore
 
 __all__ = ["CurveTier", "TierCurve", "device_hits_of", "measure_tiers"]

@@ -4,9 +4,8 @@ In the order in which data flows::
 
     wire           one message of KV events, of either dialect, as values
     subscription   the sockets: messages as they arrive, messages requested again, whether a publisher is connected
-    contents       the place of a message, and the content of the stored blocks, as far as events show it
-    residency      the stored blocks, by medium: occupancy and lifetimes, and since when they are exact
-    recorder       follows one publisher until it is stopped; has the results
+    recorder       follows one publisher until it is stopped: the content of the stored blocks, as far as events show
+                   it, and the stored blocks by medium: occupancy and lifetimes, and since when they are exact
     metrics        a metrics page: the figures of cache and hits on it
     joining        the requests of a log during the recording, as a trace
 

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.planner.recording.contents import Contents
+from pagedkv.planner.recording.recorder import Contents
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import TokenBlocks, chain_digests
 

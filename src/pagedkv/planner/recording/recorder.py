@@ -4,22 +4,57 @@ A message is the next one, or messages before it were missed. Missed messages ar
 replay. If it has dropped them, a snapshot of its cache is requested, with which a recording of pagedkv's own publishers
 begins as well. Otherwise they are a :class:`Gap`, and which blocks are stored is then unknown. A message that is not a
 batch of events is a gap as well. If the first message is not one, the endpoint is not a publisher of KV events.
+
+What blocks that events stored contain, and numbers for them.
+
+Numbers of messages: a message's number and time determine its place.
+
+A publisher numbers its messages from 0, and again from 0 after a restart. Where messages have the name of their
+process (a lifetime), it distinguishes two processes. Else only times do: a message that is sent again has its old time;
+a message of a new process has a later one.
+
+The content of each stored block, together with everything before it, as far as events show it.
+
+An event names the block before its first one. If the content of that block is known, so is that of the blocks that
+follow. If it was stored before the recording began, or within a gap, their content stays unknown. Each distinct block
+takes a digest of 32 bytes, whatever its size.
+
+The stored blocks of each medium, event by event: their number, and how long they stay.
+
+The figures are exact only in stretches that begin with an empty cache, after the first message of a process or after
+a clear, or with a list of all blocks. A clear empties the device's cache, and with it SGLang's host cache, but no other
+medium. After a gap, or if the recording began in the middle, unknown blocks may be stored and known blocks may be gone.
+Then counting restarts with the blocks stored from there on, and is not exact.
+
+Two blocks may have the same content: for equal prompts that end with a block, vLLM computes the last block each time.
+Both are stored and both are removed, so the content is available until the last of them is removed.
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
-from math import isfinite
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from math import isfinite, isnan
 from typing import Final, Protocol, assert_never
 
 from pagedkv.errors import ConfigurationError, RecordingError
-from pagedkv.planner.recording.contents import Contents, MessageNumbers, Place
-from pagedkv.planner.recording.residency import Residency
-from pagedkv.wire import DEVICE, BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
+from pagedkv.planner.traces.token_blocks import chain_digests
+from pagedkv.wire import DEVICE, BlockHash, BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
 
-__all__ = ["Bounds", "Ending", "Gap", "MessageSource", "Recorder"]
-
+__all__ = [
+    "LIFETIME_EDGES_S",
+    "Bounds",
+    "Contents",
+    "Ending",
+    "Gap",
+    "MediumRecord",
+    "MessageNumbers",
+    "MessageSource",
+    "Place",
+    "Recorder",
+    "Residency",
+]
 TICK_S: Final = 0.2
 FIRST_PATIENCE_S: Final = 5.0
 """Least patience for the first connection, even if the user sets a shorter one."""
@@ -389,3 +424,307 @@ class Recorder:
 
 def _shown(topic: bytes) -> str:
     return repr(topic.decode(errors="replace"))
+
+
+class Place(Enum):
+    """The place of a message relative to earlier ones."""
+
+    NEXT = auto()
+    SEEN = auto()
+    """Received before, and requested again."""
+    BEHIND_GAP = auto()
+    RESTARTED = auto()
+    """A lower number with a later time: a new process, whose cache was empty at first."""
+
+
+class MessageNumbers:
+    """Follows the numbers of one publisher."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        """Number of the next message."""
+        self._latest_s = float("-inf")
+        self.lifetime: str | None = None
+        """Name of the followed process; None before the first message, and where messages have none."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any message was taken."""
+        return self._latest_s > float("-inf")
+
+    def place(self, number: int, sent_s: float, lifetime: str | None = None) -> Place:
+        """Return the place of a message. Changes nothing."""
+        is_another = lifetime is not None and self.lifetime not in {None, lifetime}
+        if is_another and sent_s >= self._latest_s:
+            return Place.RESTARTED
+        if number >= self.expected and not is_another:
+            return Place.NEXT if number == self.expected else Place.BEHIND_GAP
+        return Place.SEEN if lifetime is not None or sent_s <= self._latest_s else Place.RESTARTED
+
+    def is_past(self, sent_s: float) -> bool:
+        """Return whether a time is before that of the last message taken. Changes nothing."""
+        return sent_s < self._latest_s
+
+    def take(self, number: int, sent_s: float, lifetime: str | None = None) -> None:
+        """Continue after a message."""
+        self.expected = number + 1
+        self._latest_s = sent_s
+        self.lifetime = lifetime
+
+    def begin_anew(self) -> None:
+        """Follow a new process."""
+        self.lifetime = None
+        self.expected = 0
+
+
+class Contents:
+    """The contents of all blocks that were ever stored while this process of the engine was followed."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[int, BlockHash], bytes] = {}
+        self._seen: dict[int, set[bytes]] = {}
+        self.num_unknown = 0
+        """Blocks whose content is not in the events."""
+        self.num_with_keys = 0
+        """Blocks whose content depends on more than tokens."""
+        self.num_with_lookahead = 0
+        """Blocks whose content depends on the tokens after them as well."""
+        self.num_by_block_size: Counter[int] = Counter()
+        """Number of blocks by block size."""
+
+    def store(self, stored: BlocksStored) -> None:
+        """Record stored blocks. O(tokens)."""
+        num_blocks, size = len(stored.block_hashes), stored.block_size
+        is_entry = stored.medium != DEVICE and stored.token_ids is None  # of a tier; its size is no block's
+        if size and num_blocks and not is_entry:
+            self.num_by_block_size[size] += num_blocks
+        self.num_with_keys += num_blocks if stored.has_keys else 0
+        self.num_with_lookahead += num_blocks if stored.has_lookahead else 0
+        parent = b"" if stored.parent_hash is None else self._digests.get((size, stored.parent_hash))
+        if parent is None or stored.token_ids is None:
+            self.num_unknown += num_blocks
+            return
+        seen = self._seen.setdefault(size, set())
+        for block_hash, digest in zip(stored.block_hashes, chain_digests(stored.token_ids, size, parent), strict=True):
+            self._digests[size, block_hash] = digest
+            seen.add(digest)
+
+    def has_content(self, stored: BlocksStored) -> bool:
+        """Return whether the content of all these blocks is known already."""
+        return all((stored.block_size, each) in self._digests for each in stored.block_hashes)
+
+    def forget_hashes(self) -> None:
+        """Forget the hashes of an ended process; its contents still count as stored."""
+        self._digests.clear()
+
+    def was_stored(self, digest: bytes, block_size: int) -> bool:
+        """Return whether an event stored a block of this content and prefix."""
+        return digest in self._seen.get(block_size, ())
+
+    @property
+    def block_size(self) -> int | None:
+        """The most frequent block size; None before the first block."""
+        return max(self.num_by_block_size, key=lambda size: (self.num_by_block_size[size], -size), default=None)
+
+
+LIFETIME_EDGES_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
+"""Upper edges of the histogram of lifetimes; the last bucket is open."""
+MOST_POINTS: Final = 1024
+UNSEEN_S: Final = float("nan")
+"""The time at which a block was stored, where only a list of all blocks shows the block."""
+CLEARED_AT_ONCE: Final = (DEVICE, "CPU_PINNED")
+"""Media that a clear empties. Only SGLang uses the second name for its host memory; vLLM's name is CPU."""
+
+
+@dataclass(slots=True)
+class MediumRecord:
+    """Figures of one medium.
+
+    Args:
+        num_blocks: blocks stored now, as far as events show.
+        num_stored: blocks that were stored.
+        num_copies: blocks stored while their content was stored already; counted nowhere else.
+        num_removed: removed blocks that an event or a list had shown.
+        num_removed_unseen: removed blocks that no event had stored.
+        peak: most blocks at once, in exact stretches.
+        seconds: seconds of exact stretches.
+        block_seconds: blocks times seconds, in these.
+        lifetimes: blocks by the bucket of their lifetime, of those that an event stored.
+        timeline: pairs of seconds since 1970 and the blocks from then on (None: unknown), at most 1,024.
+    """
+
+    num_blocks: int = 0
+    num_stored: int = 0
+    num_copies: int = 0
+    num_removed: int = 0
+    num_removed_unseen: int = 0
+    peak: int = 0
+    seconds: float = 0.0
+    block_seconds: float = 0.0
+    lifetimes: list[int] = field(default_factory=lambda: [0] * (len(LIFETIME_EDGES_S) + 1))
+    timeline: list[tuple[float, int | None]] = field(default_factory=list)
+    _least_gap_s: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """Mean number of blocks over exact stretches, or None without any."""
+        return self.block_seconds / self.seconds if self.seconds else None
+
+    def note(self, at_s: float, num_blocks: int | None) -> None:
+        """Add a point to the timeline, which is thinned when it is full."""
+        if self.timeline and num_blocks is not None and at_s - self.timeline[-1][0] < self._least_gap_s:
+            return
+        self.timeline.append((at_s, num_blocks))
+        if len(self.timeline) > MOST_POINTS:
+            del self.timeline[1:-1:2]
+            self._least_gap_s = (at_s - self.timeline[0][0]) / MOST_POINTS
+
+
+class Residency:
+    """Follows the blocks of one engine."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[str, int, BlockHash], float] = {}
+        self._copies: dict[tuple[str, int, BlockHash], int] = {}
+        self.media: dict[str, MediumRecord] = {}
+        """Figures by medium."""
+        self.is_exact = False
+        """Whether every block of the device is known now."""
+        self._are_others_exact = False
+        self.was_exact = False
+        """Whether ``is_exact`` was ever true."""
+        self.num_clears = 0
+        """Number of clears of the device's cache."""
+        self.num_censored = 0
+        """Blocks whose removal was not observed because of a gap, a restart, or the end of the recording."""
+        self._now_s: float | None = None
+
+    def store(self, stored: BlocksStored) -> None:
+        """Record stored blocks, at the time of the last `advance`; blocks already stored count as copies."""
+        medium = self._medium(stored.medium)
+        for block_hash in stored.block_hashes:
+            key = (stored.medium, stored.group, block_hash)
+            if key in self._since_s:
+                self._copies[key] = self._copies.get(key, 0) + 1
+                medium.num_copies += 1
+            else:
+                self._since_s[key] = self._at_s
+                medium.num_stored += 1
+                medium.num_blocks += 1
+        self._note(stored.medium)
+
+    def remove(self, removed: BlocksRemoved) -> None:
+        """Remove blocks; of several copies, only one."""
+        medium = self._medium(removed.medium)
+        for block_hash in removed.block_hashes:
+            key = (removed.medium, removed.group, block_hash)
+            if key in self._copies:
+                self._remove_copy(key)
+                continue
+            since_s = self._since_s.pop(key, None)
+            if since_s is None:
+                medium.num_removed_unseen += 1
+            else:
+                self._end(medium, since_s)
+        self._note(removed.medium)
+
+    def clear(self) -> None:
+        """Remove all blocks of the media that a clear empties; these media are exact from here on."""
+        self.num_clears += 1
+        for key in [key for key in self._since_s if key[0] in CLEARED_AT_ONCE]:
+            self._end(self._medium(key[0]), self._since_s.pop(key))
+            self._copies.pop(key, None)
+        self._begin_exact()
+
+    def begin_empty(self) -> None:
+        """Follow a new process, whose cache is empty; the old blocks were removed at an unknown time."""
+        self._censor()
+        self._are_others_exact = True
+        self._begin_exact()
+
+    def begin_listed(self, at_s: float, listed: Iterable[BlocksStored]) -> None:
+        """Continue with a list of all blocks of the device, from a time on.
+
+        Changes since the last event are unknown. Lifetimes of blocks that no event stored are not counted.
+        """
+        self.is_exact = False
+        self.advance(at_s)
+        before = {key: since_s for key, since_s in self._since_s.items() if key[0] == DEVICE}
+        for key in before:
+            self._since_s.pop(key)
+            self._copies.pop(key, None)
+        num_known = 0
+        medium = self._medium(DEVICE)
+        medium.num_blocks = 0
+        for stored in listed:
+            for block_hash in stored.block_hashes:
+                key = (stored.medium, stored.group, block_hash)
+                num_known += key in before
+                self._since_s[key] = before.get(key, UNSEEN_S)
+                medium.num_blocks += 1
+        self.num_censored += len(before) - num_known
+        self._begin_exact()
+
+    def lose_track(self) -> None:
+        """Record that events were missed: which blocks are stored is unknown from here on."""
+        self._censor()
+        self.is_exact = self._are_others_exact = False
+        for medium in self.media.values():
+            medium.note(self._at_s, None)
+
+    def advance(self, at_s: float) -> None:
+        """Advance the time to ``at_s``, in seconds since 1970; a clock that goes back counts as stopped."""
+        if self._now_s is None:
+            self._now_s = at_s
+        passed_s = max(0.0, at_s - self._now_s)
+        self._now_s += passed_s
+        for name, medium in self.media.items():
+            if self._is_exact(name):
+                medium.seconds += passed_s
+                medium.block_seconds += passed_s * medium.num_blocks
+
+    @property
+    def num_open(self) -> int:
+        """Number of blocks stored now, as far as events show."""
+        return len(self._since_s)
+
+    @property
+    def _at_s(self) -> float:
+        assert self._now_s is not None
+        return self._now_s
+
+    def _is_exact(self, name: str) -> bool:
+        return self.is_exact if name in CLEARED_AT_ONCE else self._are_others_exact
+
+    def _medium(self, name: str) -> MediumRecord:
+        return self.media.setdefault(name, MediumRecord())
+
+    def _end(self, medium: MediumRecord, since_s: float) -> None:
+        medium.num_removed += 1
+        medium.num_blocks -= 1
+        if not isnan(since_s):
+            medium.lifetimes[bisect_left(LIFETIME_EDGES_S, self._at_s - since_s)] += 1
+
+    def _remove_copy(self, key: tuple[str, int, BlockHash]) -> None:
+        self._copies[key] -= 1
+        if not self._copies[key]:
+            del self._copies[key]
+
+    def _censor(self) -> None:
+        self.num_censored += len(self._since_s)
+        for name, count in Counter(name for name, _, _ in self._since_s).items():
+            self.media[name].num_blocks -= count
+        self._since_s.clear()
+        self._copies.clear()
+
+    def _begin_exact(self) -> None:
+        self.is_exact = self.was_exact = True
+        self._medium(DEVICE)
+        for name in self.media:
+            self._note(name)
+
+    def _note(self, name: str) -> None:
+        medium = self.media[name]
+        if self._is_exact(name):
+            medium.peak = max(medium.peak, medium.num_blocks)
+            medium.note(self._at_s, medium.num_blocks)

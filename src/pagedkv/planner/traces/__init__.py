@@ -4,13 +4,11 @@ In the order in which data flows::
 
     request        Request and TokenizedRequest, the values that flow; runs of block ids; tenants
     lines          numbered lines or objects of a file: plain, gzip, zst, an array, Parquet
-    clocks         times in a file's unit, turned into seconds, generated or spread; texts: texts as tokens
+    clocks         times in a file's unit, turned into seconds, generated or spread; windows of recorded time
     formats        reads a line of each trace format
-    bad_lines      skips and counts bad lines
-    reader         TraceReader: a file as a stream of Request
+    reader         TraceReader: a file as a stream of Request, without its bad lines
     merging        one order: sessions with clocks of their own, requests out of order, several logs
-    token_blocks   tokens made from block ids and block ids made from tokens; requests without their texts
-    windows        windows of recorded time
+    token_blocks   tokens made from texts and block ids, block ids made from tokens; requests without their texts
     writer         TraceWriter: requests as a file
     workload       ConversationWorkload: tokenized requests from a seed, without a file
 

@@ -3,15 +3,17 @@
 In the order in which data flows::
 
     steps         MeasuredSteps: the work of each step, and its seconds; files of steps, vLLM's logs and results
-    fitting       calibrate(): the best parameters of a cost model, and the error on steps left out; validate()
-    tier_rates    measure_tier(): bandwidth and latency of a tier
+    fitting       calibrate(): the best parameters of a cost model, and the error on steps left out; validate();
+                  measure_tier(): bandwidth and latency of a tier
 """
 
 from pagedkv.simulation.calibration.fitting import (
     Calibration,
     ErrorSummary,
+    TierRate,
     Validation,
     calibrate,
+    measure_tier,
     validate,
 )
 from pagedkv.simulation.calibration.steps import (
@@ -23,7 +25,6 @@ from pagedkv.simulation.calibration.steps import (
     read_steps,
     steps_of_bench,
 )
-from pagedkv.simulation.calibration.tier_rates import TierRate, measure_tier
 
 __all__ = [
     "BenchLatencies",

@@ -57,7 +57,7 @@ from pagedkv.planner.traces.lines import Line, LineReader
 from pagedkv.planner.traces.request import Request
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.request_log import RequestLog
+from pagedkv.simulation.meters import RequestLog
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace
 

@@ -3,8 +3,7 @@
 In the order in which data flows::
 
     figures       Bounds: what a good answer is; Steadiness: whether a load holds; PointFigures: one run's figures
-    arrivals      open loop, as recorded; closed loop, after the previous answer
-    point         run_point(): one setting, served by the production space and scheduler
+    point         run_point(): one setting, served by the production space and scheduler, in open or closed loop
     decision      LoadSearch: the highest load that holds; effects of choices; the recommended setting, with its reasons
 
 Points are independent, so they run in any order and process.

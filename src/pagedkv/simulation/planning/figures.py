@@ -32,10 +32,10 @@ import numpy.typing as npt
 
 from pagedkv.contract.arrays import Float64Array, Int32Array, Int64Array
 from pagedkv.errors import ConfigurationError
-from pagedkv.planner.traces.windows import WindowRule
+from pagedkv.planner.traces.clocks import WindowRule
 from pagedkv.simulation.cluster import ClusterFigures
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.request_log import RequestLog
+from pagedkv.simulation.meters import RequestLog
 
 __all__ = [
     "FAILS",

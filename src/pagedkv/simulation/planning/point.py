@@ -1,5 +1,16 @@
-"""run_point(): serves one setting with the production space and scheduler. Figures are equal in every process."""
+"""run_point(): serves one setting with the production space and scheduler, by arrivals in open or closed loop.
 
+Open loop: requests arrive by the trace's clock, accelerated by the load; a slow server falls behind. Closed loop: a
+session begins as recorded, on the same clock, and its next turn arrives a think time after the end of the previous
+answer in the replay. Think times do not depend on the load, since more users do not think faster. A trace has the times
+of turns, not the ends of answers. So the think time is the recorded gap minus the answer's duration at a stated number
+of tokens a second, or 0 if the answer takes longer. Requests without a session are sessions of their own.
+Figures are equal in every process.
+"""
+
+import heapq
+import math
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -9,13 +20,105 @@ from pagedkv.planner.traces.request import Request
 from pagedkv.simulation.cluster import ClusterSetting, VirtualCluster
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.planning.arrivals import ClosedLoop, serve_closed, serve_open
+from pagedkv.simulation.meters import RequestLog
 from pagedkv.simulation.planning.figures import Bounds, ClusterSummary, Division, PointFigures, figures_of, parts_of
-from pagedkv.simulation.request_log import RequestLog
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace
 
-__all__ = ["PlanPoint", "run_point"]
+__all__ = ["ClosedLoop", "PlanPoint", "run_point", "serve_closed", "serve_open"]
+MOST_HELD_NBYTES: Final = 512 * 2**20
+REQUEST_NBYTES: Final = 400
+"""Bytes of a request in memory, without its ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """Turns wait for the previous answer.
+
+    Args:
+        answer_tokens_per_s: tokens a second of answers when the trace was recorded.
+
+    Raises:
+        ConfigurationError: the speed is not positive.
+    """
+
+    answer_tokens_per_s: float = 50.0
+
+    def __post_init__(self) -> None:
+        """Check the speed."""
+        if not 0 < self.answer_tokens_per_s < float("inf"):
+            raise ConfigurationError(f"`answer_tokens_per_s` must be positive, got {self.answer_tokens_per_s}")
+
+    def think_s(self, earlier: Request, later: Request) -> float:
+        """Return the seconds from the end of an answer to the next turn, as recorded."""
+        answer_s = earlier.output_length / self.answer_tokens_per_s
+        return max(0.0, later.arrival_s - earlier.arrival_s - answer_s)
+
+
+def serve_open(clock: VirtualClock, requests: Iterable[Request], show: Callable[[], None]) -> None:
+    """Serve requests as they arrive; ``show`` is called after each arrival."""
+    for request in requests:
+        clock.offer(request)
+        show()
+    clock.finish()
+
+
+def serve_closed(  # noqa: PLR0913 - the server, the requests, and the rules of arrival
+    clock: VirtualClock,
+    log: RequestLog,
+    requests: Iterable[Request],
+    *,
+    loop: ClosedLoop,
+    load: float,
+    show: Callable[[], None],
+) -> None:
+    """Serve sessions, each turn after the previous answer.
+
+    Args:
+        clock: a clock with a load of 1; ``log`` is its meters.
+        log: records the requests that have ended.
+        requests: all requests; they are kept in memory.
+        loop: determines think times.
+        load: factor by which sessions begin faster.
+        show: called after each arrival.
+
+    Raises:
+        ConfigurationError: the requests do not fit in half a GiB.
+    """
+    sessions = _sessions(requests)
+    arrivals = [(session[0].arrival_s / load, place) for place, session in enumerate(sessions)]
+    heapq.heapify(arrivals)
+    session_of: dict[int, int] = {}
+    while arrivals or session_of:
+        next_s = arrivals[0][0] if arrivals else math.inf
+        if not clock.run_step(next_s):
+            arrival_s, place = heapq.heappop(arrivals)
+            session_of[clock.num_requests] = place
+            clock.offer(replace(sessions[place][0], arrival_s=arrival_s))
+            show()
+        for number in log.take_ended():
+            place = session_of.pop(number)
+            earlier = sessions[place].popleft()
+            if sessions[place]:
+                think_s = loop.think_s(earlier, sessions[place][0])
+                heapq.heappush(arrivals, (clock.now_s + think_s, place))
+
+
+def _sessions(requests: Iterable[Request]) -> list[deque[Request]]:
+    """Group the requests by session, ordered by their beginnings."""
+    sessions: defaultdict[object, deque[Request]] = defaultdict(deque)
+    nbytes = 0
+    for number, request in enumerate(requests):
+        contents = (request.block_ids, request.prompt_token_ids, request.output_token_ids)
+        nbytes += REQUEST_NBYTES + sum(each.nbytes for each in contents if each is not None)
+        if nbytes > MOST_HELD_NBYTES:
+            raise ConfigurationError(
+                f"`closed_loop` keeps all requests in memory, and the first {number:,} take "
+                f"{MOST_HELD_NBYTES >> 20} MiB: take fewer (`limit`), or the open loop"
+            )
+        sessions[number if request.session is None else request.session].append(request)
+    return list(sessions.values())
+
 
 OPEN: Final = None
 UNDIVIDED: Final = Division()

@@ -17,12 +17,12 @@ any other object         ``calls.ObjectLogRows``, by one of the                 
                          layouts below
 =======================  ==============================================================================  ===============
 
-Layouts of logs of objects: ``chat_logs`` (services, WildChat, results of benchmarks, fields that the user names) and
-``gateway_logs`` (LiteLLM, Langfuse, Helicone, spans of OpenTelemetry).
+Layouts of logs of objects: ``service_logs`` (services, WildChat, results of benchmarks, fields that the
+user names; LiteLLM, Langfuse, Helicone, spans of OpenTelemetry).
 
 In the order in which they build on each other: ``parsing`` (text into checked numbers; the interface of all formats),
-``calls`` (conversations in parts, with as many tokens as are stated, as requests), a module a family of formats,
-``detection`` (determines the format). Every number is checked before it sizes anything, and a bad row
+``calls`` (conversations in parts, with as many tokens as are stated, as requests), a module a family of formats; the
+reader of traces determines the format. Every number is checked before it sizes anything, and a bad row
 raises :class:`~pagedkv.errors.TraceError` with its line. docs/trace-format.md is the page for users.
 """
 
@@ -30,8 +30,3 @@ from pagedkv.contract.extras import needing
 
 with needing("cli", "reading traces"):
     import msgspec  # noqa: F401 - imported first, so that its absence is reported for every format
-
-from pagedkv.planner.traces.formats.detection import detect_format
-from pagedkv.planner.traces.formats.parsing import Reading, RowFormat
-
-__all__ = ["Reading", "RowFormat", "detect_format"]

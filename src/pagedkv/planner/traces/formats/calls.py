@@ -61,7 +61,7 @@ from pagedkv.planner.traces.formats.parsing import (
 )
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.texts import TextTokens, marked_tokens, stretched_tokens
+from pagedkv.planner.traces.token_blocks import TextTokens, marked_tokens, stretched_tokens
 
 __all__ = [
     "ABANDONED",

@@ -23,7 +23,6 @@ from pagedkv.planner.traces.formats.calls import (
     failure_of,
     text_part,
 )
-from pagedkv.planner.traces.formats.chat_logs import SESSIONS, TIMES
 from pagedkv.planner.traces.formats.parsing import (
     FIX_THE_ROW,
     MAX_SESSION_CHARACTERS,
@@ -34,6 +33,7 @@ from pagedkv.planner.traces.formats.parsing import (
     converted,
     without_thousands,
 )
+from pagedkv.planner.traces.formats.service_logs import SESSIONS, TIMES
 from pagedkv.planner.traces.lines import MAX_LINE_NBYTES, Line
 from pagedkv.planner.traces.request import Request
 

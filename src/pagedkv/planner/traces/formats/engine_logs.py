@@ -56,7 +56,7 @@ from pagedkv.planner.traces.formats.parsing import (
 )
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.texts import TextTokens
+from pagedkv.planner.traces.token_blocks import TextTokens
 
 __all__ = [
     "EVENT_KEYS",

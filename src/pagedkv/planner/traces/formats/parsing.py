@@ -26,7 +26,7 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.planner.traces.clocks import ArrivalClock
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import MAX_BLOCK_ID, Request, expand_runs, run_lengths
-from pagedkv.planner.traces.texts import CharacterTokens, TextTokens
+from pagedkv.planner.traces.token_blocks import CharacterTokens, TextTokens
 
 __all__ = [
     "FIX_THE_ROW",

@@ -1,4 +1,27 @@
-"""Logs of gateways and tracers: LiteLLM, Langfuse, Helicone, spans of OpenTelemetry.
+"""Logs of services, gateways and tracers, as JSON objects: their layouts.
+
+Request logs of services in the style of OpenAI and Anthropic: JSON lines with bodies, usage and times.
+
+The layout may vary. Each item is looked for in its common places: the body with ``messages``, ``prompt`` or ``input``
+at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the top, or
+in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a status
+or an error. OpenAI's batch files are read too; their input has no times. A row without a body and with counts of tokens
+at the top, as in a table of usage, is a usage itself.
+
+JSON lines of any shape, read by fields that the user names, or by the known columns of a table.
+
+A field may lie within objects and lists: ``request.messages``, ``choices.0.text``. A prompt is a text, a list of
+messages or of tokens, or an object that has one; an answer likewise. Numbers may be written as texts, also with commas
+between thousands.
+
+WildChat: a conversation in each row, with times of all turns or of the last one alone.
+
+Each answer is a request whose prompt is everything before it in the conversation. It arrives at the time of the
+question; without that, at the time when the answer began (``created``), or else when it was complete, which is later.
+If no turn has a time, the row's time is that of the last turn, and earlier turns precede it at a stated interval. Rows
+are conversations and overlap, so such a file must be sorted by arrival first.
+
+Results of ``vllm bench serve --save-result --save-detailed``: one object with all requests, as lists.
 
 LiteLLM's records of calls: the payload that its callbacks log, and the rows of its spend table.
 
@@ -27,6 +50,7 @@ from typing import Any, Final
 
 from pagedkv.planner.traces.formats.calls import (
     OTHER_CACHE,
+    PROMPT_COUNTS,
     Call,
     Calls,
     JsonObject,
@@ -37,34 +61,384 @@ from pagedkv.planner.traces.formats.calls import (
     as_object,
     failure_of,
     first_named,
+    found_under,
+    has_answer,
     name_under,
     num_samples_of,
     parts_of_answer,
     prompt_parts,
     usage_of,
 )
-from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Reading
+from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Reading, without_thousands
 from pagedkv.planner.traces.lines import Line
 
 __all__ = [
+    "SESSIONS",
+    "TIMES",
+    "BenchLayout",
+    "ChatLayout",
+    "FieldLayout",
     "HeliconeLayout",
     "LangfuseLayout",
     "LiteLlmLayout",
     "SpanLayout",
+    "WildChatLayout",
+    "is_bench_result",
+    "is_chat_log",
     "is_helicone",
     "is_langfuse",
     "is_litellm",
     "is_span",
+    "is_wildchat",
 ]
-KEYS: Final = frozenset({"startTime", "endTime", "call_type"})
-SESSIONS: Final = ("session_id", "end_user", "user")
+TIMES: Final = (
+    "arrival_time",
+    "request_time",
+    "start_time",
+    "received_at",
+    "timestamp",
+    "@timestamp",
+    "created_at",
+    "created",
+    "time",
+    "ts",
+    "date",
+)
+REQUESTS: Final = ("request", "body", "input", "params", "kwargs")
+ANSWERS: Final = ("response", "output", "result", "completion")
+SESSIONS: Final = ("session_id", "conversation_id", "thread_id", "session", "prompt_cache_key", "user_id", "user")
+PROMPT_COUNTS_SET: Final = frozenset(PROMPT_COUNTS)
+BODY: Final = frozenset({"messages", "prompt", "input"})
+MOST: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+SHOWN: Final = 8
+MOST_REMEMBERED: Final = 2**12
+"""Number of remembered responses that a later one may continue."""
+
+
+def is_chat_log(keys: Mapping[str, object]) -> bool:
+    """Return whether a file may be such a log, by the keys of its first line."""
+    if keys.keys() & PROMPT_COUNTS_SET and keys.keys() & set(TIMES):
+        return True
+    has_body = bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS})
+    return "custom_id" in keys or (has_body and bool(keys.keys() & {*TIMES, "messages", *REQUESTS, *ANSWERS}))
+
+
+class ChatLayout:
+    """One request in each row, laid out as described above.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._reading = reading
+        self._calls = calls
+        self._style = "an OpenAI style request log"
+        self._responses: dict[str, Sequence[Part]] = {}
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        return self._style
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the row's one call."""
+        body, answer = _inner(row, REQUESTS, BODY), _inner(row, ANSWERS)
+        usages = (each["usage"] for each in (answer, row) if isinstance(each.get("usage"), dict))
+        usage: JsonObject = next(usages, row if PROMPT_COUNTS_SET & row.keys() else {})
+        self._learn_style(row, body, answer, usage)
+        stated = usage_of(line, usage)
+        text = self._reading.texts
+        prompt: Sequence[Part] | None = prompt_parts(line, body, text) if body is not row or BODY & row.keys() else None
+        reply = _answer(row, answer, text)
+        continued_id = (body.get("previous_response_id") or body.get("conversation")) if "input" in body else None
+        if continued_id is not None:
+            prompt = self._continued(continued_id, prompt)
+        self._remember(answer, prompt, reply)
+        outer = row.get("response")
+        metadata = as_object(body.get("metadata") or row.get("metadata"))
+        failure = failure_of(row, *([outer] if isinstance(outer, dict) else []), answer)
+        yield Call(
+            line,
+            self._arrival_s(line, row, body, answer, is_needed=failure is None or self._reading.keep_failed),
+            prompt,
+            reply,
+            stated.num_prompt,
+            stated.num_answer,
+            stated.num_thoughts,
+            next((body[key] for key in MOST if type(body.get(key)) is int), None),
+            session=first_named(SESSIONS, row, body, metadata),
+            num_samples=num_samples_of(line, body),
+            failure=failure,
+            is_answered=reply is not None or stated.num_answer is not None,
+            is_cut=continued_id is not None and prompt is None,
+        )
+
+    def _learn_style(self, row: JsonObject, body: JsonObject, answer: JsonObject, usage: JsonObject) -> None:
+        if "custom_id" in row:
+            self._style = "an OpenAI batch file"
+        elif usage is row and body is row:
+            self._style = "a table of usage"
+        elif answer.get("object") == "response" or "input_tokens_details" in usage:
+            self._style = "a log of OpenAI's Responses API"
+        elif usage.keys() & {"cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens"}:
+            self._style = "an Anthropic style request log"
+        elif "instructions" in body:
+            self._style = "a log of OpenAI's Responses API"
+
+    def _arrival_s(self, line: Line, *objects: JsonObject, is_needed: bool) -> float:
+        if self._reading.has_generated_arrivals:
+            return 0.0
+        for each in objects:  # an answer's own time is tried last: it is the time when the answer began
+            for key in TIMES:
+                value = each.get(key)
+                if isinstance(value, int | float | str) and not isinstance(value, bool):
+                    return self._calls.arrival_s(line, value)
+        if not is_needed:
+            return 0.0
+        names = ", ".join(sorted(objects[0])[:SHOWN])
+        raise line.fault(
+            f"has no time among {names}",
+            f"Name it one of {', '.join(TIMES)}, or generate random arrivals (`arrivals=poisson:RATE`)",
+        )
+
+    # Responses that continue others
+
+    def _continued(self, continued_id: object, prompt: Sequence[Part] | None) -> Sequence[Part] | None:
+        """Prepend the conversation of the continued response to the new prompt; None if it is not known."""
+        before = self._responses.get(str(continued_id))
+        return None if before is None or prompt is None else [*before, *prompt]
+
+    def _remember(self, answer: JsonObject, prompt: Sequence[Part] | None, reply: Sequence[Part] | None) -> None:
+        name = answer.get("id")
+        if answer.get("object") == "response" and isinstance(name, str) and prompt is not None:
+            self._responses[name] = [*prompt, *(reply or ())]
+            if len(self._responses) > MOST_REMEMBERED:
+                del self._responses[next(iter(self._responses))]
+
+
+def _inner(row: JsonObject, names: Sequence[str], wanted: frozenset[str] = frozenset()) -> JsonObject:
+    """Find the object that has the body or the answer: within other objects, or the row itself."""
+    if wanted and wanted & row.keys() and not any(isinstance(row.get(key), dict) for key in ("request", "body")):
+        return row if not isinstance(row.get("input"), dict) else row["input"]
+    for name in names:
+        value = as_object(row.get(name))
+        if value:
+            inside = value.get("body")
+            return inside if isinstance(inside, dict) else value
+    return row
+
+
+def _answer(row: JsonObject, answer: JsonObject, texts: Any) -> Sequence[Part] | None:  # noqa: ANN401 - see below
+    """Find the answer: in its object, or as a text of the row."""
+    if answer is not row or has_answer({key: answer[key] for key in ("choices",) if key in answer}):
+        return parts_of_answer(answer, texts)
+    reply = next((row[name] for name in ANSWERS if isinstance(row.get(name), str | list)), None)
+    return answer_parts(reply, texts)
+
+
+FIELDS_SHOWN: Final = 12
+
+
+class FieldLayout:
+    """Rows with the named fields.
+
+    Args:
+        origin: the recognised format.
+        fields: the name of the field for each role of :data:`~pagedkv.planner.traces.formats.csv_rows.CSV_ROLES`.
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, origin: str, fields: Mapping[str, str], reading: Reading, calls: Calls) -> None:
+        self._origin = origin
+        self._fields = fields
+        self._reading = reading
+        self._calls = calls
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        return self._origin
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the row's one call."""
+        found = {role: found_under(row, name) for role, name in self._fields.items()}
+        prompt, answer = self._prompt(line, found.get("prompt")), self._answer(found.get("answer"))
+        session = found.get("session") or found.get("user")
+        num_prompt, num_answer = self._count(line, found, "input"), self._count(line, found, "output")
+        if prompt is None and num_prompt is None:
+            raise self._fault(line, row, "input" if "input" in self._fields else "prompt")
+        yield Call(
+            line,
+            self._arrival_s(line, row, found.get("arrival")),
+            prompt,
+            answer,
+            num_prompt,
+            num_answer,
+            session=str(session)[:MAX_SESSION_CHARACTERS] if isinstance(session, str | int) else None,
+            failure=failure_of({"status": found["status"]}) if "status" in found else None,
+            is_answered=bool(answer) or num_answer is not None,
+        )
+
+    def _arrival_s(self, line: Line, row: Mapping[str, Any], value: object) -> float:
+        if self._reading.has_generated_arrivals:
+            return 0.0
+        if not isinstance(value, int | float | str) or isinstance(value, bool):
+            raise self._fault(line, row, "arrival")
+        return self._calls.arrival_s(line, value)
+
+    def _prompt(self, line: Line, value: object) -> Sequence[Part] | None:
+        value = as_list(value)
+        if isinstance(value, dict):
+            return prompt_parts(line, value, self._reading.texts)
+        is_turns = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+        return prompt_parts(line, {"messages" if is_turns else "prompt": value}, self._reading.texts)
+
+    def _answer(self, value: object) -> Sequence[Part] | None:
+        value = as_list(value)
+        if isinstance(value, dict):
+            return parts_of_answer(value, self._reading.texts)
+        return answer_parts(value, self._reading.texts)
+
+    def _count(self, line: Line, found: Mapping[str, Any], role: str) -> int | None:
+        value = found.get(role)
+        if isinstance(value, str):
+            value = without_thousands(value.strip())
+            value = int(value) if value.isdecimal() and value.isascii() else value or None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None or (type(value) is int and value >= 0):
+            return value
+        raise line.fault(f"{self._fields[role]} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
+
+    def _fault(self, line: Line, row: Mapping[str, Any], role: str) -> Exception:
+        names = ", ".join(f"{name:.40}" for name in sorted(row)[:FIELDS_SHOWN])
+        return line.fault(f"has nothing for {role} under {self._fields[role]!r:.60}", f"It has {names}")
+
+
+WILDCHAT_KEYS: Final = frozenset({"conversation", "timestamp"})
+NAMES: Final = ("conversation_hash", "conversation_id")
+TURN_S: Final = 30.0
+ANSWERER: Final = "assistant"
+
+
+def is_wildchat(keys: Mapping[str, object]) -> bool:
+    """Return whether a first line is a conversation with a time, by its keys."""
+    return keys.keys() >= WILDCHAT_KEYS
+
+
+class WildChatLayout:
+    """A conversation in each row.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._calls = calls
+        self._num_turns = self._num_assumed = 0
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        if not self._num_assumed:
+            return "WildChat's conversations by the times of their turns"
+        share = f"for {self._num_assumed:,} of {self._num_turns:,} turns {TURN_S:g} s between two are assumed"
+        return f"WildChat's conversations by the time of the last turn ({share})"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the conversation's answers as calls."""
+        turns = [turn for turn in row["conversation"] or () if isinstance(turn, dict)]
+        places = [place for place, turn in enumerate(turns) if turn.get("role") == ANSWERER]
+        for number, place in enumerate(places):
+            messages = [{"role": turn.get("role"), "content": turn.get("content")} for turn in turns[: place + 1]]
+            stated = usage_of(line, as_object(turns[place].get("usage")))
+            yield Call(
+                line,
+                self._arrival_s(line, row, turns[max(0, place - 1) : place + 1], len(places) - 1 - number),
+                prompt_parts(line, {"messages": messages[:-1]}, self._texts),
+                answer_parts(messages[-1], self._texts),
+                stated.num_prompt or None,
+                stated.num_answer or None,
+                stated.num_thoughts,
+                session=first_named(NAMES, row),
+            )
+
+    def _arrival_s(self, line: Line, row: JsonObject, turns: Sequence[JsonObject], num_behind: int) -> float:
+        """Return the arrival of a question: its own time, its answer's, or one before the end of the conversation."""
+        self._num_turns += 1
+        question, reply = (turns[0] if len(turns) > 1 else {}), turns[-1]
+        for value in (question.get("timestamp"), reply.get("created"), reply.get("timestamp")):
+            if value is not None:
+                return self._calls.arrival_s(line, value)
+        if row["timestamp"] is None:
+            raise line.fault("neither its turns nor the conversation have a time", FIX_THE_ROW)
+        self._num_assumed += 1
+        return self._calls.arrival_s(line, row["timestamp"]) - TURN_S * num_behind
+
+
+BENCH_KEYS: Final = frozenset({"start_times", "input_lens", "output_lens"})
+FAILED: Final = "error"
+
+
+def is_bench_result(keys: Mapping[str, object]) -> bool:
+    """Return whether an object is such a result with details, by its keys."""
+    return keys.keys() >= BENCH_KEYS
+
+
+class BenchLayout:
+    """One run in each row. Its clock has no fixed origin, so the first request arrives at 0.
+
+    Args:
+        reading: unused, since there are no texts.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        del reading
+        self._calls = calls
+
+    @property
+    def title(self) -> str:
+        """Name of the log."""
+        return "a result of vllm bench serve"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the requests of a run, in order of arrival."""
+        columns = [row[name] for name in ("start_times", "input_lens", "output_lens")]
+        if len({len(column) if isinstance(column, list) else -1 for column in columns}) > 1 or not columns[0]:
+            raise line.fault("its lists of requests differ in length, or are empty", FIX_THE_ROW)
+        errors = row.get("errors")
+        failures = errors if isinstance(errors, list) and len(errors) == len(columns[0]) else [""] * len(columns[0])
+        rows = list(zip(*columns, failures, strict=True))
+        for start_s, num_prompt, num_output, _ in rows:
+            numbers = isinstance(start_s, int | float) and type(num_prompt) is int and type(num_output) is int
+            if not numbers:
+                raise line.fault("a request has no numbers for its start and lengths", FIX_THE_ROW)
+        origin_s = min(start_s for start_s, *_ in rows)
+        for start_s, num_prompt, num_output, error in sorted(rows, key=lambda one: one[0]):
+            yield Call(
+                line,
+                self._calls.arrival_s(line, start_s - origin_s),
+                num_prompt=num_prompt,
+                num_answer=num_output,
+                failure=FAILED if error else None,
+            )
+
+
+LITELLM_KEYS: Final = frozenset({"startTime", "endTime", "call_type"})
+LITELLM_SESSIONS: Final = ("session_id", "end_user", "user")
 OTHER_CALLS: Final = ("embedding", "image", "transcription", "speech", "moderation", "rerank", "ocr", "vector")
 REDACTED: Final = "redacted-by-litellm"
 
 
 def is_litellm(keys: Mapping[str, object]) -> bool:
     """Return whether LiteLLM wrote a file, by the keys of its first line."""
-    return keys.keys() >= KEYS
+    return keys.keys() >= LITELLM_KEYS
 
 
 class LiteLlmLayout:
@@ -109,7 +483,7 @@ class LiteLlmLayout:
             stated.num_prompt or None,
             stated.num_answer,
             detailed.num_thoughts,
-            session=first_named(SESSIONS, row),
+            session=first_named(LITELLM_SESSIONS, row),
             num_samples=num_samples_of(line, parameters),
             failure=failure,
         )

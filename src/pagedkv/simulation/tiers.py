@@ -1,4 +1,6 @@
-"""Tiers below the device on the virtual clock: their settings, media, stores and figures.
+"""Tiers of a simulation: the production store core, on media with a bandwidth and a latency, on the virtual clock.
+
+Which entries are loaded, computed and offered is decided by :mod:`pagedkv.tiers`, as in an engine.
 
 SimulatedTier: a tier of the planner, by its size and the speed of its medium. Its entries have no content.
 

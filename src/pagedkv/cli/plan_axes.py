@@ -21,9 +21,8 @@ from typing import Annotated, Final, TypeVar, cast
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.serving import ServingOptions, origin_of
-from pagedkv.cli.sizes import parse_gib, parse_gpu, parse_size
-from pagedkv.cli.tier_options import TierOptions, TierRates
+from pagedkv.cli.options import parse_gib, parse_gpu, parse_size
+from pagedkv.cli.serving import ServingOptions, TierOptions, TierRates, origin_of
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError
@@ -33,8 +32,8 @@ from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cluster import ClusterSetting
 from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
 from pagedkv.simulation.planning import Bounds, PlanPoint, Steadiness
-from pagedkv.simulation.planning.arrivals import ClosedLoop
 from pagedkv.simulation.planning.decision import GPU_AXIS, HIGHEST_LOAD, REPLICAS_AXIS
+from pagedkv.simulation.planning.point import ClosedLoop
 
 __all__ = [
     "BY_NEED",

@@ -14,25 +14,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pagedkv.cli.planning.runs import PointCount, compile_for, run_in_process
+from pagedkv.cli.plan_runs import PointCount, compile_for, run_in_process
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
 from pagedkv.simulation.planning import PlanPoint, PointFigures
 
-with needing("cluster", "--ray"):
-    import ray
-
 __all__ = ["RayRunner"]
 
+
+with needing("cluster", "--ray"):
+    import ray
 ADDRESS: Final = "RAY_ADDRESS"
 POLL_INTERVAL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class RayRunner:
-    """Runs points of one trace, like :class:`~pagedkv.cli.planning.runs.PointRunner`.
+    """Runs points of one trace, like :class:`~pagedkv.cli.plan_runs.PointRunner`.
 
     Args:
         paths: the trace, or several as one.

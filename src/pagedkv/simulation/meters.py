@@ -1,39 +1,31 @@
-"""Meters of a replay: all that it measures, and the figures that they sum up to.
+"""Measurements while a trace is served, of one figure a class: ages, misses, occupancy, waste, sharing, latencies.
 
-SpaceWatch: records the history of a replay's blocks, and the causes of each admitted prompt's misses.
-
-Counts by age, in intervals of the series 1, 2, 5.
-
-The time of each block's last release, and whether it was hit again: ages of hits and of evictions.
+No meter changes the replay. :class:`Meters` has all of them; it receives reports from the clock, and the result is made
+from them. :class:`SpaceWatch` records the history of a replay's blocks, and the causes of each admitted prompt's
+misses.
 
 Events of the block space report which content is stored and removed. The time of the last release is found by reading
 the reference counts after each operation that may have lowered them. Only the rules of retention of the core are used
 here.
 
-Latencies of requests: in the queue, to their first token, and in all.
+A timeline has a bounded number of intervals for any duration. At first each step is an interval. When there are too
+many, neighbours are merged in pairs; from then on the shortest interval is their mean. Levels are averaged over the
+seconds of an interval; counts add up.
 
-Prompt tokens that did not hit, by cause.
+Waste is slots without a token: in the blocks in use, in blocks of other sizes, and in contiguous reservations. The
+three reservations are those of the systems to which PagedAttention is compared (Kwon et al., SOSP 2023, sections 3.1
+and 6.1: Orca with an oracle, with powers of two, and with the maximum length). Each figure is a mean over decode steps.
 
-Blocks live, cached and free: their peaks, and their means over time.
+RequestLog: the times and hits of each request, in place of all meters.
 
-Blocks that samples and beams of one request share, instead of copying them.
-
-Levels and counts over time, in a bounded number of intervals for any duration.
-
-At first each step is an interval. When there are too many, neighbours are merged in pairs; from then on the shortest
-interval is their mean. Levels are averaged over the seconds of an interval; counts add up.
-
-Slots without a token: in the blocks in use, in blocks of other sizes, and in contiguous reservations.
-
-The three reservations are those of the systems to which PagedAttention is compared (Kwon et al., SOSP 2023, sections
-3.1 and 6.1: Orca with an oracle, with powers of two, and with the maximum length). Each figure is a mean over decode
-steps.
-
-All meters together: they receive reports from the clock, and the result is made from them.
+It takes 44 bytes a request. Times between tokens are counted in a histogram with bins 1 % wide, since there is one time
+for every token; they are the seconds of decoding steps. A preemption is not included in them, but in the time per token
+of its request.
 """
 
+import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -44,17 +36,14 @@ import numpy.typing as npt
 from pagedkv.blocks import NULL_BLOCK
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Load
-from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.arrays import Float64Array, Int32Array, Int64Array
 from pagedkv.contract.events import REMOVED, CacheEvents
 from pagedkv.contract.miss_causes import Miss, MissCause
-from pagedkv.contract.plan import StepPlan
+from pagedkv.contract.plan import BlockMoves, StepPlan
 from pagedkv.contract.spec import GroupSpec, keeps_whole_prefix
-from pagedkv.scheduling import Admission, Batch, Progress, Request
+from pagedkv.planner.traces.request import Tenants
+from pagedkv.scheduling import Admission, Batch, Progress, Request, SchedulingConfig
 from pagedkv.simulation.config import ServingConfig
-from pagedkv.simulation.request_log import RequestLog
-from pagedkv.simulation.request_timings import RequestTimings
-from pagedkv.simulation.running_rows import RunningRows
-from pagedkv.simulation.step_work import StepWork
 from pagedkv.space import BlockSpace, InFlightStep, ObservedSpace, PrefixHit, SpaceObserver, Tail
 from pagedkv.space.rows import first_needed_token, rule_of
 
@@ -66,6 +55,7 @@ __all__ = [
     "MOST_INTERVALS",
     "POOL_LEVELS",
     "UPPER_EDGES_S",
+    "WAITS_FOR",
     "AgeHistogram",
     "BlockHistory",
     "Branches",
@@ -75,11 +65,151 @@ __all__ = [
     "MissMeter",
     "Occupancy",
     "PoolHistory",
+    "RequestLog",
+    "RequestTiming",
+    "RequestTimings",
+    "RunningRows",
     "SharingMeter",
     "SpaceWatch",
+    "StepHistogram",
+    "StepWork",
     "Timeline",
     "WasteMeter",
+    "rows_of",
+    "work_of",
 ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningRows:
+    """The running rows.
+
+    Args:
+        rows: int32 ``[sequences]``, grouped by request.
+        num_rows: int32 ``[requests]``, sequences of each.
+        num_final_tokens: tokens that all sequences will have at their end.
+        num_power_tokens: the same, each rounded up to a power of two, as in a buddy allocator.
+    """
+
+    rows: Int32Array
+    num_rows: Int32Array
+    num_final_tokens: int
+    num_power_tokens: int
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether a request has several sequences."""
+        return len(self.rows) > len(self.num_rows)
+
+
+def rows_of(running: Sequence[Request]) -> RunningRows:
+    """Collect the rows of running requests."""
+    return RunningRows(
+        rows=np.array([row for request in running for row in request.rows], np.int32),
+        num_rows=np.array([len(request.rows) for request in running], np.int32),
+        num_final_tokens=sum(len(request.rows) * request.most_tokens for request in running),
+        num_power_tokens=sum(len(request.rows) << (request.most_tokens - 1).bit_length() for request in running),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The work of one step.
+
+    Args:
+        num_new_tokens: positions computed.
+        num_attended_pairs: (query, key) pairs, as if there were no windows.
+        num_context_tokens: sum of the lengths of the sequences with tokens in the step.
+        num_sequences: number of these sequences.
+        num_swapped_out_blocks, num_swapped_in_blocks: blocks moved to the host pools and back.
+        num_swapped_tokens: slots of these blocks; with several pools, weighted by their bytes.
+    """
+
+    num_new_tokens: int
+    num_attended_pairs: int
+    num_context_tokens: int
+    num_sequences: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+    num_swapped_tokens: float
+
+
+def work_of(plan: StepPlan, tokens_per_block: Mapping[str, float]) -> StepWork:
+    """Count the work of a plan; ``tokens_per_block`` converts swapped blocks of each pool to tokens."""
+    starts, ends = plan.compute.starts, plan.compute.ends
+    counts = (ends - starts).astype(np.int64)
+    num_new_tokens = int(counts.sum())
+    swaps = (*plan.swaps_out, *plan.swaps_in)
+    return StepWork(
+        num_new_tokens=num_new_tokens,
+        num_attended_pairs=(int(np.dot(counts, starts + ends)) + num_new_tokens) // 2,
+        num_context_tokens=int(ends.sum(dtype=np.int64)),
+        num_sequences=len(ends),
+        num_swapped_out_blocks=_num_moved(plan.swaps_out),
+        num_swapped_in_blocks=_num_moved(plan.swaps_in),
+        num_swapped_tokens=sum(len(move.src_ids) * tokens_per_block[move.pool] for move in swaps),
+    )
+
+
+def _num_moved(moves: tuple[BlockMoves, ...]) -> int:
+    return sum(len(move.src_ids) for move in moves)
+
+
+@dataclass(slots=True)
+class RequestTiming:
+    """One request.
+
+    Args:
+        arrival_s: time of arrival on the virtual clock.
+        is_admitted: whether it was admitted before.
+        has_first_token: whether its prompt was computed before.
+        most_computed: most computed tokens of one of its sequences at a preemption by recompute.
+    """
+
+    arrival_s: float
+    is_admitted: bool = False
+    has_first_token: bool = False
+    most_computed: int = 0
+
+
+class RequestTimings:
+    """The requests under way."""
+
+    def __init__(self) -> None:
+        self._of: dict[Request, RequestTiming] = {}
+        self._recomputing: dict[Request, int] = {}
+
+    def begin(self, request: Request, arrival_s: float) -> None:
+        """Add a request."""
+        self._of[request] = RequestTiming(arrival_s)
+
+    def end(self, request: Request) -> RequestTiming:
+        """Remove a request, and return its timing."""
+        self._recomputing.pop(request, None)
+        return self._of.pop(request)
+
+    def __getitem__(self, request: Request) -> RequestTiming:
+        """Return the timing of a request under way."""
+        return self._of[request]
+
+    def preempted(self, request: Request, num_computed_tokens: int) -> None:
+        """Record that the computed tokens of a request are lost."""
+        timing = self._of[request]
+        timing.most_computed = max(timing.most_computed, num_computed_tokens)
+        self._recomputing[request] = timing.most_computed
+
+    def num_recomputed_tokens(self, batch: Batch) -> int:
+        """Count the tokens of an unfinished batch that were computed before a preemption."""
+        if not self._recomputing:
+            return 0
+        num_tokens = sum(
+            max(0, min(chunk.stop, self._of[chunk.request].most_computed) - chunk.start) for chunk in batch.prefilling
+        )
+        for request, most_computed in self._recomputing.items():
+            decodes = request.decoding is not None and request.decoding is batch.decoding
+            if decodes and most_computed >= request.num_prompt_tokens + request.num_generated:
+                num_tokens += request.num_sequences
+        return num_tokens
 
 
 class SpaceWatch(SpaceObserver):
@@ -648,6 +778,143 @@ LEVELS: Final = ("num_running", "num_waiting", "num_swapped", "num_sequences")
 COUNTS: Final = ("num_preemptions", "num_computed_tokens", "num_hit_tokens", "num_prompt_tokens")
 
 
+class RequestLog:
+    """Records of each request, by its number.
+
+    Args:
+        limits: limits of a step; they determine what requests wait for.
+        records_ended: whether the numbers of ended requests are kept for :meth:`take_ended`.
+
+    Attributes:
+        between_tokens: times between tokens.
+        waited_s: seconds of steps during which requests waited for admission, by cause: "sequences" or "tokens" if the
+            step was at that limit, else "memory".
+        num_preemptions: number of preemptions.
+        num_with_content: requests whose content is known.
+        tenants: tenants by number.
+        num_steps: steps so far.
+        busy_s: seconds of steps so far.
+    """
+
+    def __init__(self, limits: SchedulingConfig, *, records_ended: bool = False) -> None:
+        self._limits = limits
+        self._records_ended = records_ended
+        self._arrival_s = array("d")
+        self._first_token_s = array("d")
+        self._end_s = array("d")
+        self._num_prompt_tokens = array("i")
+        self._num_output_tokens = array("i")
+        self._num_hit_tokens = array("i")
+        self._num_sequences = array("i")
+        self._tenant_numbers = array("i")
+        self.tenants = Tenants()
+        self._ended: list[int] = []
+        self._num_decoded = 0
+        self._waits_for = "memory"
+        self.waited_s = dict.fromkeys(WAITS_FOR, 0.0)
+        self.between_tokens = StepHistogram()
+        self.num_preemptions = self.num_with_content = self.num_steps = 0
+        self.busy_s = 0.0
+
+    @property
+    def uses_rows(self) -> bool:
+        """Whether the running rows are used."""
+        return False
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that have arrived."""
+        return len(self._arrival_s)
+
+    @property
+    def arrival_s(self) -> Float64Array:
+        """Arrival of each: float64 ``[requests]``, as are the next two; views, so only for a finished run."""
+        return np.asarray(self._arrival_s)
+
+    @property
+    def first_token_s(self) -> Float64Array:
+        """Time of each request's first token; NaN without one."""
+        return np.asarray(self._first_token_s)
+
+    @property
+    def end_s(self) -> Float64Array:
+        """Time of each request's last token; NaN without one."""
+        return np.asarray(self._end_s)
+
+    def counts(self, name: str) -> Int32Array:
+        """Return num_prompt_tokens, num_output_tokens, num_hit_tokens, num_sequences or tenant_numbers.
+
+        int32 ``[requests]``, a view.
+        """
+        return np.asarray(getattr(self, f"_{name}"))
+
+    def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
+        """Record a request, which has only its arrival yet."""
+        self.num_with_content += has_content
+        self._tenant_numbers.append(self.tenants.number(tenant))
+        self._arrival_s.append(arrival_s)
+        self._first_token_s.append(NOT_YET)
+        self._end_s.append(NOT_YET)
+        self._num_prompt_tokens.append(request.num_prompt_tokens)
+        self._num_output_tokens.append(request.max_new_tokens)
+        self._num_hit_tokens.append(-1)
+        self._num_sequences.append(request.num_sequences)
+
+    def rejected(self, request: Request) -> None:
+        """Record that a request ended without an answer."""
+        self._note_ended(request)
+
+    def _note_ended(self, request: Request) -> None:
+        if self._records_ended:
+            self._ended.append(request.number)
+
+    def take_ended(self) -> list[int]:
+        """Return the requests that ended since the last call, by number."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def scheduled(self, batch: Batch, now_s: float) -> None:  # noqa: ARG002 - signature of all meters
+        """Record the hits of first admissions, and preemptions."""
+        for admission in batch.admitted:
+            number = admission.request.number
+            if self._num_hit_tokens[number] < 0:
+                self._num_hit_tokens[number] = admission.num_hit_tokens
+        self.num_preemptions += len(batch.preempted)
+        for request in batch.rejected:
+            self.rejected(request)
+
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:  # noqa: ARG002 - signature of all meters
+        """Record the number of sequences that decode, and the limit that the step reaches."""
+        self._num_decoded = len(batch.decoded_token_ids)
+        if work.num_sequences >= self._limits.max_sequences:
+            self._waits_for = "sequences"
+        elif work.num_new_tokens >= self._limits.max_batched_tokens:
+            self._waits_for = "tokens"
+        else:
+            self._waits_for = "memory"
+
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:  # noqa: ARG002 - signature of all meters
+        """Add the time to the resource that the last planned step has used up, if any requests wait."""
+        if num_waiting:
+            self.waited_s[self._waits_for] += duration_s
+
+    def stepped(self, step_s: float) -> None:
+        """Record the seconds of a step."""
+        self.num_steps += 1
+        self.busy_s += step_s
+        if self._num_decoded:
+            self.between_tokens.add(step_s, self._num_decoded)
+
+    def progressed(self, progress: Progress, end_s: float) -> None:
+        """Record first and last tokens."""
+        for request in progress.first_tokens:
+            if math.isnan(self._first_token_s[request.number]):
+                self._first_token_s[request.number] = end_s
+        for request in progress.finished:
+            self._end_s[request.number] = end_s
+            self._note_ended(request)
+
+
 class Meters:
     """Measures all figures of one replay.
 
@@ -797,3 +1064,35 @@ class Meters:
             levels += blocks
         self.timeline.hold(duration_s, levels, list(self._since_step.values()))
         self._since_step = dict.fromkeys(COUNTS, 0)
+
+
+NOT_YET: Final = math.nan
+SHORTEST_S: Final = 1e-7
+WIDTH: Final = math.log(1.01)
+NUM_BINS: Final = 3500
+WAITS_FOR: Final = ("sequences", "tokens", "memory")
+
+
+class StepHistogram:
+    """A histogram of the seconds between tokens, exact within 1 %."""
+
+    def __init__(self) -> None:
+        self._num_tokens = np.zeros(NUM_BINS, np.int64)
+
+    def add(self, step_s: float, num_tokens: int) -> None:
+        """Count tokens that came ``step_s`` seconds after the previous ones."""
+        place = int(math.log(max(step_s, SHORTEST_S) / SHORTEST_S) / WIDTH)
+        self._num_tokens[min(place, NUM_BINS - 1)] += num_tokens
+
+    def times_s(self) -> Float64Array:
+        """Return the seconds of each token, ascending, within 1 %: float64 ``[tokens]``, so O(tokens) memory."""
+        middles_s = SHORTEST_S * np.exp((np.arange(NUM_BINS) + 0.5) * WIDTH)
+        return np.repeat(middles_s, self._num_tokens)
+
+    def percentile_s(self, percent: float) -> float | None:
+        """Return the seconds within which a percentage of the tokens came; None without tokens."""
+        counted = self._num_tokens.cumsum()
+        if not counted[-1]:
+            return None
+        place = int(np.searchsorted(counted, percent / 100 * counted[-1]))
+        return SHORTEST_S * math.exp((place + 0.5) * WIDTH)

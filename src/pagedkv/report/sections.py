@@ -1,19 +1,14 @@
-"""Sections over time: timelines, ages of blocks, latencies.
+"""The sections of a run: over time, reuse and eviction, latency and preemption, memory, settings, tenants and windows.
 
-Blocks and requests over time. An interval is drawn as a level, from its beginning to its end.
-
-Reuse and eviction: how long blocks were free before they were hit or evicted.
-
-Latency and preemption: the durations of requests, and the cost of running out of blocks.
+An interval of time is drawn as a level, from its beginning to its end. Settings in which runs differ are marked.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.report.captions import MISSES, PLOTS, SECTIONS, TABLES
 from pagedkv.report.documents import (
     AgeHistogram,
     Latency,
@@ -22,9 +17,13 @@ from pagedkv.report.documents import (
     Pool,
     Preemptions,
     ReportRun,
+    TierCounts,
+    Tiers,
     Timeline,
+    Waste,
     has_known_content,
     seconds_source,
+    without_folders,
 )
 from pagedkv.report.drawing import (
     COUNT_TICKS,
@@ -35,8 +34,12 @@ from pagedkv.report.drawing import (
     PERCENT_TICKS,
     WIDE,
     Axes,
+    Cell,
     Figure,
     Fill,
+    Plot,
+    Section,
+    Table,
     draw_both,
     fill_legend,
     line_legend,
@@ -44,18 +47,35 @@ from pagedkv.report.drawing import (
     panels,
     read_out,
 )
-from pagedkv.report.elements import Cell, Plot, Section, Table
-from pagedkv.report.key_figures import COUNT, MEAN, RATIO, SECONDS, Unit, edge
-from pagedkv.report.memory import tier_tables
+from pagedkv.report.figures import (
+    COUNT,
+    GIB,
+    MEAN,
+    MISSES,
+    NONE,
+    PLOTS,
+    RATIO,
+    SECONDS,
+    SECTIONS,
+    TABLES,
+    Unit,
+    edge,
+    level_nbytes,
+    rate,
+)
 
 __all__ = [
     "PERCENTILES",
     "TimeAxis",
     "age_section",
+    "divided_section",
     "latency_kinds",
     "latency_section",
     "levels",
+    "memory_section",
     "percentile_values",
+    "settings_section",
+    "tier_tables",
     "time_section",
 ]
 LEVELS: Final = ("num_live", "num_cached", "num_free")
@@ -394,4 +414,312 @@ def _preemption_table(preemptions: Preemptions) -> Table:
     )
     return Table(
         TABLES["preemptions"], ("what", "number"), tuple((Cell(what), Cell(COUNT.text(n))) for what, n in rows)
+    )
+
+
+def tier_tables(run: ReportRun) -> list[Table]:
+    """List the tables of a run's tiers; none without tiers."""
+    tiers = run.replay.get("tiers")
+    if tiers is None:
+        return []
+    return [*([_tier_hits(tiers)] if has_known_content(run.replay) else []), _media(tiers)]
+
+
+def _tier_hits(tiers: Tiers) -> Table:
+    rows = [
+        (Cell(medium), Cell(COUNT.text(hits["num_tokens"])), Cell(RATIO.text(hits["share"])))
+        for medium, hits in tiers["hits"].items()
+    ]
+    return Table(TABLES["tier_hits"], ("medium", "tokens", "share of prompts"), tuple(rows))
+
+
+def _media(tiers: Tiers) -> Table:
+    columns = ("tier", "loads", "tokens loaded", "mean load", "computed instead of loaded", "written", "read", "kept")
+    return Table(TABLES["tiers"], columns, tuple(_tier_row(medium, each) for medium, each in tiers["media"].items()))
+
+
+def _tier_row(medium: str, counts: TierCounts) -> tuple[Cell, ...]:
+    mean_s = counts["mean_load_s"]
+    return (
+        Cell(medium),
+        Cell(COUNT.text(counts["num_loads"])),
+        Cell(COUNT.text(counts["num_loaded_tokens"])),
+        Cell("-" if mean_s is None else SECONDS.text(mean_s)),
+        Cell(COUNT.text(counts["num_computed_instead"])),
+        *(Cell(GIB.text(nbytes)) for nbytes in (counts["written_nbytes"], counts["read_nbytes"], counts["nbytes"])),
+    )
+
+
+BLOCKS_FILL: Final = FILLS[0]
+RESERVED_FILL: Final = FILLS[1]
+LEVEL_WORDS: Final = ("live", "cached", "free")
+ROOM_ABOVE_BARS: Final = 0.12
+LABEL_SIZE: Final = 11
+"""Size in points, small enough for seven bars with two decimals each."""
+
+
+def memory_section(run: ReportRun) -> Section:
+    """Draw waste, and list waste and pools."""
+    waste = run.replay["waste"]
+    pools = run.replay["pools"]
+    tables = [_waste_table(waste), _pool_table(pools)]
+    if any(pool["block_nbytes"] is not None for pool in pools.values()):
+        tables.append(_nbytes_table(pools))
+    shares = {label: share for label, share in _shares(waste).items() if share is not None}
+    return Section(
+        "memory",
+        SECTIONS["memory"],
+        (_sharing_sentence(run), *(() if shares else ("No token was decoded, so there is no waste to show.",))),
+        (_waste_plot(shares, len(waste["by_block_size"])),) if shares else (),
+        tuple(tables),
+    )
+
+
+def _sharing_sentence(run: ReportRun) -> str:
+    sharing = run.replay["sharing"]
+    if sharing["mean_saving"] is None:
+        return "No request had more than one sequence, so none shared blocks with a sibling."
+    return (
+        f"Sequences of one request shared blocks: this saved {RATIO.text(sharing['mean_saving'])} of the blocks they "
+        f"would have had without sharing, over {COUNT.text(sharing['num_decode_steps'])} decode steps."
+    )
+
+
+def _shares(waste: Waste) -> dict[str, float | None]:
+    """Waste of each scheme, blocks first, then the contiguous reservations."""
+    contiguous = waste["contiguous"]
+    maximum = "maximum" if waste["max_length"] is None else f"maximum\n{COUNT.text(waste['max_length'])}"
+    return {
+        **{f"{int(size):,}": share for size, share in waste["by_block_size"].items()},
+        "exact\nlength": contiguous["exact"],
+        "power\nof two": contiguous["power_of_two"],
+        maximum: contiguous["maximum"],
+    }
+
+
+def _waste_plot(shares: dict[str, float], num_block_sizes: int) -> Plot:
+    """Draw blocks and reservations on separate scales; on that of reservations all block sizes would look alike."""
+    named = list(shares.items())
+    parts = [
+        (dict(named[:num_block_sizes]), BLOCKS_FILL, "tokens a block"),
+        (dict(named[num_block_sizes:]), RESERVED_FILL, "length reserved in one piece"),
+    ]
+    drawn = [part for part in parts if part[0]]
+
+    def paint(figure: Figure) -> None:
+        for axes, (bars, fill, label) in zip(panels(figure, len(drawn)), drawn, strict=True):
+            _draw_bars(axes, bars, fill, label)
+
+    caption = PLOTS["waste"]
+    label = "Bars of the waste of each block size and of each reservation in one piece"
+    return Plot(
+        caption.title,
+        caption.sentence,
+        *draw_both("waste", WIDE, label, paint, NARROW_PANELS),
+        (
+            fill_legend("waste-legend-blocks", BLOCKS_FILL, "blocks"),
+            fill_legend("waste-legend-reserved", RESERVED_FILL, "reserved in one piece"),
+        ),
+        wide=True,
+    )
+
+
+def _draw_bars(axes: Axes, shares: dict[str, float], fill: Fill, label: str) -> None:
+    places = range(len(shares))
+    bars = axes.bar(places, list(shares.values()), color=fill.colour, hatch=fill.hatch, width=0.7)
+    axes.bar_label(bars, [RATIO.text(share) for share in shares.values()], padding=2, fontsize=LABEL_SIZE)
+    axes.set_xticks(places, list(shares))
+    axes.set_xlabel(label)
+    axes.set_ylabel("slots without a token")
+    axes.yaxis.set_major_formatter(PERCENT_TICKS)
+    axes.grid(visible=False, axis="x")
+    axes.margins(y=ROOM_ABOVE_BARS)
+
+
+def _waste_table(waste: Waste) -> Table:
+    rows = [("blocks as configured, measured", waste["mean"])]
+    rows += [
+        (f"own blocks for each sequence, size {int(size):,}", share) for size, share in waste["by_block_size"].items()
+    ]
+    contiguous = waste["contiguous"]
+    rows += [
+        ("in one piece: final length", contiguous["exact"]),
+        ("in one piece: power of two", contiguous["power_of_two"]),
+        (f"in one piece: maximum, {COUNT.text(waste['max_length'])}", contiguous["maximum"]),
+    ]
+    return Table(
+        TABLES["waste"], ("scheme", "waste"), tuple((Cell(name), Cell(RATIO.text(share))) for name, share in rows)
+    )
+
+
+def _pool_table(pools: dict[str, Pool]) -> Table:
+    columns = (
+        "pool",
+        "blocks",
+        *(f"{level}, {what}" for level in LEVEL_WORDS for what in ("mean", "peak")),
+        "evictions",
+    )
+    return Table(
+        TABLES["pools"],
+        (*columns, "never reused"),
+        tuple(
+            (
+                Cell(name),
+                Cell(COUNT.text(pool["num_blocks"])),
+                *(
+                    Cell(text)
+                    for level in (pool["num_live"], pool["num_cached"], pool["num_free"])
+                    for text in (MEAN.text(level["mean"]), COUNT.text(level["peak"]))
+                ),
+                Cell(COUNT.text(pool["num_evictions"])),
+                Cell(COUNT.text(pool["num_never_reused"])),
+            )
+            for name, pool in pools.items()
+        ),
+    )
+
+
+def _nbytes_table(pools: dict[str, Pool]) -> Table:
+    columns = ("pool", "bytes a block", "pool, all blocks")
+    return Table(
+        TABLES["pool_nbytes"],
+        (*columns, *(f"{level}, {what}" for level in LEVEL_WORDS for what in ("mean", "peak"))),
+        tuple(
+            (
+                Cell(name),
+                Cell(COUNT.text(pool["block_nbytes"])),
+                Cell(GIB.text(level_nbytes(pool, pool["num_blocks"]))),
+                *(
+                    Cell(GIB.text(level_nbytes(pool, value)))
+                    for level in (pool["num_live"], pool["num_cached"], pool["num_free"])
+                    for value in (level["mean"], level["peak"])
+                ),
+            )
+            for name, pool in pools.items()
+        ),
+    )
+
+
+DIFFERS: Final = "differs"
+
+
+def settings_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
+    """List every setting of every run, marking those that differ, and the command lines."""
+    settings = [
+        _flattened(
+            {
+                "trace": run.replay["trace"],
+                "read as": run.replay.get("read_as") or None,
+                **run.replay["config"],
+                "source of the seconds": seconds_source(run.replay),
+            }
+        )
+        for run in runs
+    ]
+    keys = dict.fromkeys(key for of_run in settings for key in of_run)
+    return Section(
+        "settings",
+        SECTIONS["settings"],
+        tables=(
+            Table(
+                TABLES["settings"],
+                ("setting", *(names if len(runs) > 1 else ("value",))),
+                tuple(_setting_row(key, [of_run.get(key, NONE) for of_run in settings]) for key in keys),
+            ),
+        ),
+        lines=tuple(
+            (f"Command line of {name}" if len(runs) > 1 else "Command line", without_folders(run.replay["command"]))
+            for name, run in zip(names, runs, strict=True)
+        ),
+    )
+
+
+def _setting_row(key: str, values: Sequence[str]) -> tuple[Cell, ...]:
+    note = DIFFERS if len(set(values)) > 1 else ""
+    return (Cell(key, note), *(Cell(value) for value in values))
+
+
+def _flattened(settings: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Flatten settings; nested names are joined by dots."""
+    flat: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flattened(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = _text(value)
+    return flat
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return NONE if value is None else without_folders(str(value))
+
+
+MOST_ROWS: Final = 100
+TITLES: Final = {"by_tenant": "By tenant", "by_window": "By window of recorded time"}
+FIRST: Final = {"by_tenant": "tenant", "by_window": "window"}
+
+
+def divided_section(parts: Mapping[str, Any], *, has_bounds: bool = False) -> Section | None:
+    """Lay out a run by its parts; None if it was not divided.
+
+    Args:
+        parts: by_tenant, by_window, busiest_window and quietest_window, as far as they exist.
+        has_bounds: whether there are bounds, so that not every answer is good.
+    """
+    tables = tuple(_parts_table(kind, parts[kind], has_bounds=has_bounds) for kind in TITLES if parts.get(kind))
+    if not tables:
+        return None
+    title = " and ".join(TITLES[kind] for kind in TITLES if parts.get(kind)).replace("and By", "and by")
+    return Section("divided", title, tuple(_sentences(parts)), tables=tables)
+
+
+def _sentences(parts: Mapping[str, Any]) -> Iterator[str]:
+    yield "All requests were served together; a request counts for the window that it arrived in."
+    names = {each["name"]: each for each in parts.get("by_window", ())}
+    busiest, quietest = (names.get(parts.get(f"{which}_window")) for which in ("busiest", "quietest"))
+    if busiest is not None and quietest is not None:
+        yield f"The busiest window is {_described(busiest)}, the quietest {_described(quietest)}."
+    for kind, title in TITLES.items():
+        if len(parts.get(kind, ())) > MOST_ROWS:
+            yield f"{title}, the {MOST_ROWS} largest of {COUNT.text(len(parts[kind]))} are shown."
+
+
+def _described(window: Mapping[str, Any]) -> str:
+    seconds = window["ttft_s"]["p99"]
+    hits = "" if window["hit_ratio"] is None else f", {window['hit_ratio']:.1%} of the prompt tokens hit"
+    began = "" if seconds is None else f", 99% of its answers began within {SECONDS.text(seconds)}"
+    return f"{window['name']} ({rate(window['offered_tokens_per_s'])} tokens a second requested{hits}{began})"
+
+
+def _parts_table(kind: str, parts: Sequence[Mapping[str, Any]], *, has_bounds: bool) -> Table:
+    largest = sorted(range(len(parts)), key=lambda place: -parts[place]["num_offered_tokens"])[:MOST_ROWS]
+    good = ("good",) if has_bounds else ()
+    columns = (FIRST[kind], "requests", "requested", "hit ratio", *good, "TTFT p50", "TTFT p99", "TPOT p99")
+    return Table(
+        TITLES[kind], columns, tuple(_part_row(parts[place], has_bounds=has_bounds) for place in sorted(largest))
+    )
+
+
+def _part_row(part: Mapping[str, Any], *, has_bounds: bool) -> tuple[Cell, ...]:
+    is_timed = part["span_s"] is not None
+    requested = (
+        f"{rate(part['offered_tokens_per_s'])} tokens/s" if is_timed else f"{part['num_offered_tokens']:,} tokens"
+    )
+    ratio = NONE if part["has_content"] else "unknown"
+    good = part["num_good"] / part["num_requests"] if part["num_requests"] else None
+    return (
+        Cell(part["name"]),
+        Cell(COUNT.text(part["num_requests"])),
+        Cell(requested),
+        Cell(ratio if part["hit_ratio"] is None else RATIO.text(part["hit_ratio"])),
+        *((Cell(RATIO.text(good)),) if has_bounds else ()),
+        Cell(SECONDS.text(part["ttft_s"]["p50"])),
+        Cell(SECONDS.text(part["ttft_s"]["p99"])),
+        Cell(SECONDS.text(part["tpot_s"]["p99"])),
     )

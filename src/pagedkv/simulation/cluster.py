@@ -8,12 +8,16 @@ advance in the order of time. Messages reach the router late, or not at all::
     a request arrives       --> the router chooses, by the messages so far --> the replica's queue
     a replica is killed     --- delay --> its requests are routed again, as prompts that end with the tokens sent
                             --- restart_s --> a new one joins under its name
+
+A replica is killed between two steps: at its time, or at the end of the step that runs then. The router notices it
+after a delay, and after all messages that the replica had sent, as when a connection breaks. After ``restart_s`` a new
+replica joins under the old name, with a new lifetime and an empty cache.
 """
 
 import heapq
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from random import Random
@@ -22,23 +26,322 @@ from typing import Final, final
 import numpy as np
 
 from pagedkv import scheduling
-from pagedkv.contract.arguments import as_count
+from pagedkv.contract.arguments import as_choice, as_count, as_number
+from pagedkv.contract.arrays import Float64Array
 from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.token_blocks import tokenize
-from pagedkv.routing import Choice, IndexState, RecordWriter, ReplicaIndex, Router, Routing, RoutingRules
-from pagedkv.simulation.cluster.cluster_figures import ClusterFigures
-from pagedkv.simulation.cluster.kills import Kills
-from pagedkv.simulation.cluster.network import Network
-from pagedkv.simulation.cluster.replica import Replica, Report
+from pagedkv.routing import ROUTINGS, Choice, IndexState, RecordWriter, ReplicaIndex, Router, Routing, RoutingRules
+from pagedkv.scheduling import Batch, Progress, Request as ScheduledRequest
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.request_log import RequestLog
-from pagedkv.space import StoredBlocks
+from pagedkv.simulation.meters import RequestLog, RunningRows, StepWork
+from pagedkv.simulation.virtual_clock import VirtualClock
+from pagedkv.space import BlockSpace, StoredBlocks
 
-__all__ = ["VirtualCluster"]
+__all__ = [
+    "LATE",
+    "ClusterFigures",
+    "ClusterSetting",
+    "Kills",
+    "Network",
+    "Replica",
+    "ReplicaMeters",
+    "Report",
+    "VirtualCluster",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The delays and losses of messages between replicas and router.
+
+    Args:
+        delay_s: seconds until a message reaches the router; a snapshot takes as long again.
+        loss: fraction of the batches of events that never arrive.
+        heartbeat_s: seconds between heartbeats, by which a loss is noticed.
+        seed: determines which batches are lost.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    delay_s: float = 0.0
+    loss: float = 0.0
+    heartbeat_s: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if as_number(self.delay_s, "delay_s") < 0 or not 0 <= as_number(self.loss, "loss") <= 1:
+            raise ConfigurationError(f"delay_s must be 0 or more and loss a fraction, got {self.delay_s}, {self.loss}")
+        if as_number(self.heartbeat_s, "heartbeat_s") <= 0:
+            raise ConfigurationError(f"heartbeat_s must be above 0, got {self.heartbeat_s}")
+
+
+LATE: Final = Network(delay_s=0.1, loss=0.01)
+"""The network that plans assume: messages arrive 100 ms late, and 1 % of the batches of events are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSetting:
+    """A cluster.
+
+    Args:
+        num_replicas: number of replicas, 1 to 64.
+        routing: how requests are routed; rules: the numbers of the router.
+        network: delays and losses of messages to the router.
+
+    Raises:
+        ConfigurationError: no replica, or an unknown routing.
+    """
+
+    num_replicas: int
+    routing: Routing = "prefix"
+    rules: RoutingRules = RoutingRules()  # noqa: RUF009 - a value: frozen
+    network: Network = LATE
+
+    def __post_init__(self) -> None:
+        as_count(self.num_replicas, "replicas", least=1, most=64)
+        as_choice(self.routing, ROUTINGS, "routing")
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the setting for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Kills:
+    """A schedule of kills.
+
+    Args:
+        at: pairs of seconds and the name of a replica; None instead of a name: a running replica, at random.
+        restart_s: seconds until a new replica joins, after the router has noticed the kill.
+        seed: determines which replicas are killed at random.
+
+    Raises:
+        ConfigurationError: a time is negative.
+
+    >>> Kills(((3.0, "r1"), (5.0, None)), restart_s=2.0).at
+    ((3.0, 'r1'), (5.0, None))
+    """
+
+    at: tuple[tuple[float, str | None], ...] = ()
+    restart_s: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (
+            any(as_number(at_s, "the time of a kill") < 0 for at_s, _ in self.at)
+            or as_number(self.restart_s, "restart_s") < 0
+        ):
+            raise ConfigurationError(f"times of kills and restart_s must be 0 or more, got {self.at}, {self.restart_s}")
+
+    @classmethod
+    def at_random(cls, number: int, mean_s: float, *, restart_s: float = 1.0, seed: int = 0) -> "Kills":
+        """Draw ``number`` kills, ``mean_s`` seconds apart in the mean, each independent of all others.
+
+        Raises ConfigurationError: a number is negative, or ``mean_s`` is not above 0.
+        """
+        as_count(number, "the number of kills")
+        if as_number(mean_s, "mean_s") <= 0:
+            raise ConfigurationError(f"mean_s must be above 0, got {mean_s}")
+        random, at_s, times = Random(seed), 0.0, []  # noqa: S311 - of a simulation
+        for _ in range(number):
+            at_s += random.expovariate(1 / mean_s)
+            times.append((at_s, None))
+        return cls(tuple(times), restart_s, seed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterFigures:
+    """The results of a run of a cluster.
+
+    Args:
+        num_requests: requests that arrived; num_prompt_tokens: of them all; num_hit_tokens: those that were hits when
+            the request was admitted for the first time.
+        first_token_s: seconds from arrival to the first token of each request: float64 ``[requests]``, NaN without one.
+        computed_tokens: tokens computed by each replica in each whole minute until the last arrival, else in the first;
+            minutes without a step are left out: float64 ``[replicas, minutes]``.
+        busy: fraction of the time until the last arrival in which a step ran, the mean of all replicas.
+        num_by_reason: routing decisions by reason.
+        num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were sent instead.
+        num_kills: replicas that were killed; num_moves: requests that were routed again; num_failed: requests that
+            ended with an error, since there was no replica.
+    """
+
+    num_requests: int
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    first_token_s: Float64Array
+    computed_tokens: Float64Array
+    busy: float
+    num_by_reason: dict[str, int]
+    num_lost_batches: int
+    num_snapshots: int
+    num_kills: int = 0
+    num_moves: int = 0
+    num_failed: int = 0
+
+    @property
+    def hit_ratio(self) -> float:
+        """Fraction of the prompts' tokens that were hits."""
+        return self.num_hit_tokens / max(1, self.num_prompt_tokens)
+
+    @property
+    def imbalance(self) -> float:
+        """The largest number of tokens that a replica computed in a minute, over the mean of all replicas.
+
+        Both are summed over the minutes, so a minute counts in proportion to its tokens. A minute with few requests can
+        hardly be balanced, and counts little.
+        """
+        largest, mean = self.computed_tokens.max(axis=0).sum(), self.computed_tokens.mean(axis=0).sum()
+        return float(largest / mean) if mean else 1.0
+
+    @property
+    def imbalance_of_minutes(self) -> float:
+        """The mean of this ratio over all minutes with computed tokens, each counted alike."""
+        minutes = self.computed_tokens[:, self.computed_tokens.any(axis=0)]
+        return float((minutes.max(axis=0) / minutes.mean(axis=0)).mean()) if minutes.size else 1.0
+
+    def first_token_percentile_s(self, percent: float) -> float:
+        """Return a percentile of the times to the first token, in seconds; NaN without any."""
+        known_s = self.first_token_s[~np.isnan(self.first_token_s)]
+        return float(np.percentile(known_s, percent)) if len(known_s) else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A message to the router at ``at_s`` seconds: the requests with a first token, and those that ended in any way."""
+
+    at_s: float
+    first_tokens: tuple[int, ...]
+    ended: tuple[int, ...]
+
+
+class ReplicaMeters:
+    """Records the steps of one replica in the cluster's log, under the cluster's numbers of requests.
+
+    The log has a request from its arrival at the cluster on, so a request that was moved is in it once.
+
+    Args:
+        log: the log of the cluster.
+
+    Attributes:
+        next_number: number of the request that is offered next.
+        under_way: the offered requests that have not ended, by number.
+        num_computed_tokens: tokens computed so far.
+    """
+
+    def __init__(self, log: RequestLog) -> None:
+        self._log = log
+        self.next_number = 0
+        self.under_way: dict[int, ScheduledRequest] = {}
+        self.num_computed_tokens = 0
+        self._reports: list[Report] = []
+        self._refused: list[int] = []
+
+    @property
+    def uses_rows(self) -> bool:
+        """Whether the running rows are used."""
+        return False
+
+    @property
+    def num_requests(self) -> int:
+        """The number that the next request gets."""
+        return self.next_number
+
+    def take_reports(self, now_s: float) -> list[Report]:
+        """Return the reports since the last call; requests that were refused ended at ``now_s``."""
+        refused, self._refused = self._refused, []
+        reports, self._reports = self._reports, []
+        return reports + ([Report(now_s, (), tuple(refused))] if refused else [])
+
+    def arrived(
+        self, request: ScheduledRequest, arrival_s: float, *, has_content: bool, tenant: str | None = None
+    ) -> None:
+        """Record a request as under way."""
+        del arrival_s, has_content, tenant  # the cluster has logged them
+        self.under_way[request.number] = request
+
+    def rejected(self, request: ScheduledRequest) -> None:
+        """Record that a request cannot be served."""
+        del self.under_way[request.number]
+        self._refused.append(request.number)
+
+    def scheduled(self, batch: Batch, now_s: float) -> None:
+        """Log admissions and preemptions."""
+        self._log.scheduled(batch, now_s)
+        for request in batch.rejected:
+            self.rejected(request)
+
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
+        """Log a step, and count its tokens."""
+        self._log.planned(batch, running, work)
+        self.num_computed_tokens += work.num_new_tokens
+
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
+        """Log a duration in which nothing changes."""
+        self._log.hold(duration_s, running, num_waiting, num_swapped)
+
+    def stepped(self, step_s: float) -> None:
+        """Log the seconds of a step."""
+        self._log.stepped(step_s)
+
+    def progressed(self, progress: Progress, end_s: float) -> None:
+        """Log first and last tokens, and keep them for the router."""
+        self._log.progressed(progress, end_s)
+        first_tokens = tuple(request.number for request in progress.first_tokens)
+        ended = tuple(request.number for request in progress.finished)
+        for number in ended:
+            del self.under_way[number]
+        if first_tokens or ended:
+            self._reports.append(Report(end_s, first_tokens, ended))
+
+
+class Replica:
+    """One lifetime of a replica.
+
+    Args:
+        name: its name; lifetime: number of its process under this name, from 1.
+        config: of its space and scheduler; costs: duration of its steps.
+        log: the log of the cluster.
+
+    Attributes:
+        next_batch: number of its next batch of events.
+        needs_snapshot: whether the router's index needs a snapshot, since it noticed a gap.
+        is_dead: whether it was killed.
+    """
+
+    def __init__(self, name: str, lifetime: int, config: ServingConfig, costs: CostModel, log: RequestLog) -> None:
+        self.name = name
+        self.number_of_lifetime = lifetime
+        self.lifetime = str(lifetime)
+        self.space = BlockSpace(replace(config.space_config(), explain=False))
+        self.meters = ReplicaMeters(log)
+        self.clock = VirtualClock(config, costs, self.space, self.meters, uses_queue_file=False)
+        self.next_batch = 0
+        self.needs_snapshot = False
+        self.is_dead = False
+        self._load = config.load
+
+    @property
+    def next_s(self) -> float:
+        """The time at which its next step begins; infinite if it has no request, or was killed."""
+        return math.inf if self.is_dead or self.clock.is_idle else self.clock.now_s
+
+    def offer(self, number: int, request: TokenizedRequest, now_s: float) -> None:
+        """Offer a request of the cluster, as arriving at ``now_s``; a killed replica ignores it."""
+        if not self.is_dead:
+            self.meters.next_number = number
+            self.clock.offer(replace(request, arrival_s=now_s * self._load))
+
+    def num_sent_tokens(self, number: int) -> int:
+        """Return the tokens that it has sent of a request's answer; 0 for several samples, which are computed anew."""
+        request = self.meters.under_way.get(number)
+        return 0 if request is None or request.num_sequences > 1 else request.num_generated
+
 
 MINUTE_S: Final = 60.0
 NO_KILLS: Final = Kills()

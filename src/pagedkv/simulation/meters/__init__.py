@@ -1,6 +1,0 @@
-"""Measurements while a trace is served, of one figure a class. No meter changes the replay.
-
-::
-
-    meters          ages, misses, occupancy, waste, sharing, latencies, timelines; all of them, for scheduler and clock
-"""
