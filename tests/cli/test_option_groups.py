@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from pagedkv.cli.options import command
+from pagedkv.cli.options import command, flag, option
 from pagedkv.cli.user_errors import reported
 from pagedkv.errors import ConfigurationError
 
@@ -17,9 +17,16 @@ from pagedkv.errors import ConfigurationError
 class Inner:
     """A group within a group."""
 
-    depth: Annotated[int, typer.Option(help="How deep.")] = 2
+    PANEL: ClassVar = "Inside"
+
+    depth: Annotated[int, option("N", "How deep.")] = 2
+    height_m: Annotated[float, option("M", "How high.", "--height")] = 1.0
+    is_open: Annotated[bool, flag("Without a lid.", "--open")] = False
+    round: Annotated[bool, flag("Without corners.")] = False
 
     def __post_init__(self) -> None:
+        if self.height_m < 0:
+            raise ConfigurationError(f"height_m must be 0 or more, got {self.height_m}")
         if self.depth < 0:
             raise ConfigurationError(f"--depth must not be negative, got {self.depth}")
 
@@ -49,7 +56,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
 
 
 def test_a_group_stands_for_its_fields() -> None:
-    assert list(signature(measure).parameters) == ["name", "width", "depth", "loud"]
+    assert list(signature(measure).parameters) == ["name", "width", "depth", "height_m", "is_open", "round", "loud"]
     assert invoke("x", "--width", "1.5", "--loud") == (0, "")
     assert invoke("y", "--width", "2", "--depth", "7") == (0, "")
     assert seen[-2:] == [("x", Outer(1.5), True), ("y", Outer(2.0, Inner(7)), False)]
@@ -63,6 +70,21 @@ def test_an_option_without_default_is_required() -> None:
 
 def test_what_a_group_refuses_is_told_in_one_line() -> None:
     assert invoke("x", "--width", "1", "--depth", "-1") == (2, "pagedkv: --depth must not be negative, got -1\n")
+
+
+def test_a_message_of_a_parameter_names_the_option_that_was_declared_for_it() -> None:
+    assert invoke("x", "--width", "1", "--height", "-1") == (2, "pagedkv: --height must be 0 or more, got -1.0\n")
+
+
+def test_a_flag_has_no_negative_form_and_an_option_the_panel_of_its_group() -> None:
+    app = typer.Typer()
+    app.command()(measure)
+    options = {each.name: each for each in typer.main.get_command(app).params}
+    assert [(options[name].opts, options[name].secondary_opts) for name in ("is_open", "round")] == [
+        (["--open"], []),
+        (["--round"], []),
+    ]
+    assert {getattr(options[name], "rich_help_panel", None) for name in ("depth", "round")} == {"Inside"}
 
 
 @pytest.mark.parametrize("positional", [["x", 1.0]])

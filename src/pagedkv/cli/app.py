@@ -15,8 +15,6 @@ from pagedkv import __version__
 from pagedkv.cli.user_errors import reported
 from pagedkv.contract.extras import needing
 
-__all__ = ["SUMMARIES", "app"]
-
 SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "generate": "Answer prompts with a model of Hugging Face on paged memory: any decoder, with the model's own "

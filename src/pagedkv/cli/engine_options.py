@@ -16,19 +16,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from pagedkv.cli import options as opt
-from pagedkv.cli.options import parse_blocks, parse_gib
+from pagedkv.cli.options import flag, option, parse_blocks, parse_gib
 from pagedkv.contract.arguments import as_choice
 from pagedkv.contract.extras import needing
 from pagedkv.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES
 from pagedkv.errors import ConfigurationError, RequestError, TraceError
 from pagedkv.models.memory import GIB
 from pagedkv.tiers import ObjectBody, RedisBody, Tier, parse_tier
-
-__all__ = ["EngineOptions", "PromptFile", "PromptRequest", "typed_prompts"]
-
 
 if TYPE_CHECKING:
     from pagedkv.engine import EngineConfig
@@ -41,72 +36,54 @@ OWN_PACKAGES: Final = MappingProxyType({RedisBody.medium: "redis", ObjectBody.me
 class EngineOptions:
     """The options, as typed."""
 
-    memory: Annotated[
-        str,
-        typer.Option(metavar="SIZE", help="Memory for keys and values: 8, 8GiB.", rich_help_panel=opt.MEMORY),
-    ] = DEFAULT_MEMORY
+    memory: Annotated[str, option("SIZE", "Memory for keys and values: 8, 8GiB.", panel=opt.MEMORY)] = DEFAULT_MEMORY
     num_blocks: Annotated[
         str | None,
-        typer.Option(
-            metavar="N",
-            help="Blocks of each pool, or pool by pool: full=1000,window_1024=200. Default: what --memory holds.",
-            rich_help_panel=opt.MEMORY,
+        option(
+            "N",
+            "Blocks of each pool, or pool by pool: full=1000,window_1024=200. Default: what --memory holds.",
+            panel=opt.MEMORY,
         ),
     ] = None
     block_size: opt.BlockSize = 16
     max_length: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Tokens of the longest sequence. Default: the model's.", rich_help_panel=opt.MEMORY
-        ),
+        int | None, option("N", "Tokens of the longest sequence. Default: the model's.", panel=opt.MEMORY)
     ] = None
     max_sequences: opt.MaxSequences = 64
     max_batched_tokens: opt.MaxBatchedTokens = 2048
     eviction: opt.EvictionName = DEFAULT_EVICTION
     lookup: Annotated[
         int,
-        typer.Option(
-            "--lookup",
-            metavar="N",
-            help="Guess up to N tokens a step from repetitions in the prompt and the answer; answers stay the same.",
+        option(
+            "N", "Guess up to N tokens a step from repetitions in the prompt and the answer; answers stay the same."
         ),
     ] = 0
     draft_model: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH|ID",
-            help="A smaller model of the same vocabulary that guesses tokens; answers stay the same.",
-        ),
+        option("PATH|ID", "A smaller model of the same vocabulary that guesses tokens; answers stay the same."),
     ] = None
-    draft_tokens: Annotated[
-        int, typer.Option("--draft-tokens", metavar="N", help="Tokens that --draft-model guesses a step. Default: 4.")
-    ] = 0
+    draft_tokens: Annotated[int, option("N", "Tokens that --draft-model guesses a step. Default: 4.")] = 0
     overlap: opt.Overlap = False
     accept_differences: Annotated[
-        bool,
-        typer.Option(
-            "--accept-differences",
-            help="Go on where the self-test finds other answers than the model's own: they may be wrong.",
-        ),
+        bool, flag("Go on where the self-test finds other answers than the model's own: they may be wrong.")
     ] = False
     tier: Annotated[
         list[str] | None,
-        typer.Option(
-            "--tier",
-            metavar="TIER",
-            help="Keep cached blocks beside the device: host:16GiB, folder:PATH:200GiB, redis://HOST:PORT/DB, "
+        option(
+            "TIER",
+            "Keep cached blocks beside the device: host:16GiB, folder:PATH:200GiB, redis://HOST:PORT/DB, "
             "s3://BUCKET/PATH; may be given again, the fastest first.",
-            rich_help_panel=opt.MEMORY,
+            panel=opt.MEMORY,
         ),
     ] = None
 
     tier_rescan: Annotated[
         float | None,
-        typer.Option(
-            metavar="S",
-            help="Seconds between scans of --tier for entries of other processes; 0: never. "
+        option(
+            "S",
+            "Seconds between scans of --tier for entries of other processes; 0: never. "
             "Default: 30 with --replicas, else never.",
-            rich_help_panel=opt.MEMORY,
+            panel=opt.MEMORY,
         ),
     ] = None
 

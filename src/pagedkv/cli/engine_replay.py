@@ -43,8 +43,6 @@ from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, comp
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.scripted_sampler import sequence_tokens
 
-__all__ = ["Comparison", "Script", "replay_with_engine", "submit_scripted", "within_vocabulary"]
-
 
 @final
 class Script:

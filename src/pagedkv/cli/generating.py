@@ -21,8 +21,6 @@ from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.models.memory import GIB
 from pagedkv.probe.compat import Model
 
-__all__ = ["Difference", "Figures", "Verification", "build", "serve", "verify"]
-
 MIB: Final = 2**20
 SEEN_AHEAD: Final = 4
 """Number of requests whose end is checked, as a multiple of the running sequences."""

@@ -16,19 +16,6 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NoReturn
 
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_TERMINATED",
-    "EXIT_USER_ERROR",
-    "EXIT_WRONG_ANSWERS",
-    "INTERRUPTED_BEFORE_SERVING",
-    "INTERRUPTED_EARLY",
-    "Terminated",
-    "exit_code_of",
-    "leaving_at_once",
-    "noticing_interrupts",
-    "terminate",
-]
 EXIT_WRONG_ANSWERS: Final = 1
 EXIT_USER_ERROR: Final = 2
 EXIT_INTERRUPTED: Final = 130

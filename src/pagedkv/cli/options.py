@@ -18,13 +18,15 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, cast, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from pagedkv.cli.user_errors import reported
 from pagedkv.contract.space_config import EVICTION_POLICIES, SpaceConfig
@@ -33,57 +35,6 @@ from pagedkv.models.memory import GIB
 from pagedkv.models.presets import model_names
 from pagedkv.tiers import parse_nbytes
 
-__all__ = [
-    "DEFAULT_COST_MODEL",
-    "DEFAULT_NUM_TOKENS",
-    "MEMORY",
-    "MEMORY_OPTIONS",
-    "SCHEDULING",
-    "TRACE",
-    "Beams",
-    "BlockSize",
-    "CostModelName",
-    "EvictionName",
-    "GpuName",
-    "HostBlocks",
-    "InspectOptions",
-    "Isolates",
-    "Jobs",
-    "JsonFile",
-    "KvDtype",
-    "Limit",
-    "Load",
-    "MaxBatchedTokens",
-    "MaxGap",
-    "MaxLength",
-    "MaxSequences",
-    "MemorySize",
-    "ModelName",
-    "NumBlocks",
-    "PreemptionName",
-    "Samples",
-    "Seed",
-    "SessionInterval",
-    "SessionIntervalOrNone",
-    "Sort",
-    "TraceBlockSize",
-    "UtcOffset",
-    "Watermark",
-    "WindowName",
-    "command",
-    "completed_by",
-    "is_loopback",
-    "num_jobs",
-    "parse_blocks",
-    "parse_gib",
-    "parse_gib_list",
-    "parse_gpu",
-    "parse_share",
-    "parse_size",
-    "parse_size_with_unit",
-    "require_free",
-    "require_memory",
-]
 DEFAULT_NUM_TOKENS: Final = 2**22
 """4.2 million tokens, about what eight H200 have room for with the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
@@ -93,9 +44,28 @@ SCHEDULING: Final = "Scheduling"
 TRACE: Final = "Trace"
 
 
-def completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Make a shell completion: it returns the names that begin with a typed word."""
+def option(
+    metavar: str, told: str, *names: str, panel: str | None = None, complete: Callable[[], Iterable[str]] | None = None
+) -> Any:  # noqa: ANN401 - typer's
+    """Declare an option with a value.
 
+    Args:
+        metavar: the value in help.
+        told: the help.
+        names: as typed; without them the parameter's own.
+        panel: its heading in help; None: that of its group, if there is one.
+        complete: gives the values that a shell completes.
+    """
+    completion = None if complete is None else _completed_by(complete)
+    return typer.Option(*names, metavar=metavar, help=told, rich_help_panel=panel, autocompletion=completion)
+
+
+def flag(told: str, *names: str, panel: str | None = None) -> Any:  # noqa: ANN401 - as above
+    """Declare an option without a value; it has no negative form."""
+    return typer.Option(*names, help=told, rich_help_panel=panel)
+
+
+def _completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]
 
@@ -116,160 +86,112 @@ def _cost_model_names() -> Iterable[str]:
 
 NumBlocks: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="N",
-        help="Blocks of each pool, one of them the null block, which holds nothing; or pool by pool: "
+    option(
+        "N",
+        "Blocks of each pool, one of them the null block, which holds nothing; or pool by pool: "
         f"full=1000,window_1024=200. Default: what --memory or --gpu leave, or {DEFAULT_NUM_TOKENS:,} tokens.",
-        rich_help_panel=MEMORY,
+        panel=MEMORY,
     ),
 ]
-BlockSize: TypeAlias = Annotated[int, typer.Option(metavar="B", help="Tokens a block.", rich_help_panel=MEMORY)]
-KvDtype: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="TYPE", help="Type of keys and values: fp8, bf16, ...", rich_help_panel=MEMORY)
-]
-HostBlocks: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Blocks of each host pool, for --preemption swap.", rich_help_panel=MEMORY)
-]
+BlockSize: TypeAlias = Annotated[int, option("B", "Tokens a block.", panel=MEMORY)]
+KvDtype: TypeAlias = Annotated[str | None, option("TYPE", "Type of keys and values: fp8, bf16, ...", panel=MEMORY)]
+HostBlocks: TypeAlias = Annotated[int, option("N", "Blocks of each host pool, for --preemption swap.", panel=MEMORY)]
 ModelName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="Preset (see pagedkv presets) or config.json: its groups of layers get pools, and blocks become GiB.",
-        rich_help_panel=MEMORY,
-        autocompletion=completed_by(model_names),
+    option(
+        "MODEL",
+        "Preset (see pagedkv presets) or config.json: its groups of layers get pools, and blocks become GiB.",
+        panel=MEMORY,
+        complete=model_names,
     ),
 ]
 GpuName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="[Nx]GPU",
-        help="GPUs of the model (h100, 8xh100), which determine the blocks that fit and the cost of steps.",
-        rich_help_panel=MEMORY,
-        autocompletion=completed_by(_gpu_names),
+    option(
+        "[Nx]GPU",
+        "GPUs of the model (h100, 8xh100), which determine the blocks that fit and the cost of steps.",
+        panel=MEMORY,
+        complete=_gpu_names,
     ),
 ]
-MemorySize: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--memory", metavar="SIZE", help="Memory for the model's KV cache: 16GiB.", rich_help_panel=MEMORY),
-]
+MemorySize: TypeAlias = Annotated[str | None, option("SIZE", "Memory for the model's KV cache: 16GiB.", panel=MEMORY)]
 MaxLength: TypeAlias = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="Tokens of the largest contiguous reservation. Default: the model's context, or the longest request.",
-        rich_help_panel=MEMORY,
+    option(
+        "N",
+        "Tokens of the largest contiguous reservation. Default: the model's context, or the longest request.",
+        panel=MEMORY,
     ),
 ]
 CostModelName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Seconds of a step: a preset such as llama-3.1-8b/h100, instant, or a JSON file. "
+    option(
+        "NAME|FILE",
+        "Seconds of a step: a preset such as llama-3.1-8b/h100, instant, or a JSON file. "
         f"Default: by --model and --gpu, else {DEFAULT_COST_MODEL}.",
-        rich_help_panel=SCHEDULING,
-        autocompletion=completed_by(_cost_model_names),
+        panel=SCHEDULING,
+        complete=_cost_model_names,
     ),
 ]
-MaxSequences: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Sequences that run at once.", rich_help_panel=SCHEDULING)
-]
-MaxBatchedTokens: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Tokens that a step computes.", rich_help_panel=SCHEDULING)
-]
-Watermark: TypeAlias = Annotated[
-    str, typer.Option(metavar="N%", help="Share of a pool that admissions leave free.", rich_help_panel=SCHEDULING)
-]
+MaxSequences: TypeAlias = Annotated[int, option("N", "Sequences that run at once.", panel=SCHEDULING)]
+MaxBatchedTokens: TypeAlias = Annotated[int, option("N", "Tokens that a step computes.", panel=SCHEDULING)]
+Watermark: TypeAlias = Annotated[str, option("N%", "Share of a pool that admissions leave free.", panel=SCHEDULING)]
 EvictionName: TypeAlias = Annotated[
     str,
-    typer.Option(
-        metavar="NAME",
-        help=f"Eviction policy: {', '.join(EVICTION_POLICIES)}.",
-        rich_help_panel=SCHEDULING,
-        autocompletion=completed_by(lambda: EVICTION_POLICIES),
+    option(
+        "NAME",
+        f"Eviction policy: {', '.join(EVICTION_POLICIES)}.",
+        panel=SCHEDULING,
+        complete=lambda: EVICTION_POLICIES,
     ),
 ]
-PreemptionName: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--preemption", metavar="KIND", help="recompute, or swap (--host-blocks).", rich_help_panel=SCHEDULING
-    ),
-]
-Overlap: TypeAlias = Annotated[
-    bool,
-    typer.Option("--overlap", help="Schedule each step while the one before it runs.", rich_help_panel=SCHEDULING),
-]
+PreemptionName: TypeAlias = Annotated[str, option("KIND", "recompute, or swap (--host-blocks).", panel=SCHEDULING)]
+Overlap: TypeAlias = Annotated[bool, flag("Schedule each step while the one before it runs.", panel=SCHEDULING)]
 Samples: TypeAlias = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Samples of every request, instead of the trace's.", rich_help_panel=SCHEDULING),
+    int | None, option("N", "Samples of every request, instead of the trace's.", panel=SCHEDULING)
 ]
-Beams: TypeAlias = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Beams of every request, instead of samples.", rich_help_panel=SCHEDULING),
-]
+Beams: TypeAlias = Annotated[int | None, option("N", "Beams of every request, instead of samples.", panel=SCHEDULING)]
 Load: TypeAlias = Annotated[
-    float,
-    typer.Option(
-        metavar="X", help="Times the recorded traffic: requests arrive X times as fast.", rich_help_panel=TRACE
-    ),
+    float, option("X", "Times the recorded traffic: requests arrive X times as fast.", panel=TRACE)
 ]
-Seed: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Seed of all random values.", rich_help_panel=SCHEDULING)
-]
+Seed: TypeAlias = Annotated[int, option("N", "Seed of all random values.", panel=SCHEDULING)]
 SessionInterval: TypeAlias = Annotated[
     float,
-    typer.Option(
-        "--session-interval",
-        metavar="S",
-        help="Seconds between session starts, in a trace with a session a line.",
-        rich_help_panel=TRACE,
-    ),
+    option("S", "Seconds between session starts, in a trace with a session a line.", "--session-interval", panel=TRACE),
 ]
 SessionIntervalOrNone: TypeAlias = Annotated[
     float | None,
-    typer.Option(
+    option(
+        "S",
+        "Seconds between session starts, in a trace with a session a line. Default: one after the other.",
         "--session-interval",
-        metavar="S",
-        help="Seconds between session starts, in a trace with a session a line. Default: one after the other.",
-        rich_help_panel=TRACE,
+        panel=TRACE,
     ),
 ]
 MaxGap: TypeAlias = Annotated[
-    float | None,
-    typer.Option("--max-gap", metavar="S", help="Cut longer gaps within a session to this.", rich_help_panel=TRACE),
+    float | None, option("S", "Cut longer gaps within a session to this.", "--max-gap", panel=TRACE)
 ]
 TraceBlockSize: TypeAlias = Annotated[
-    int | None,
-    typer.Option(metavar="B", help="Tokens of a block id, instead of the trace's own.", rich_help_panel=TRACE),
+    int | None, option("B", "Tokens of a block id, instead of the trace's own.", panel=TRACE)
 ]
-Limit: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Only the first N requests.", rich_help_panel=TRACE)
-]
+Limit: TypeAlias = Annotated[int | None, option("N", "Only the first N requests.", panel=TRACE)]
 WindowName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="LENGTH|TIMES",
-        help="Give figures by windows of recorded time, too: 1h, 15m, or times of day, 09:00-18:00.",
-        rich_help_panel=TRACE,
+    option(
+        "LENGTH|TIMES",
+        "Give figures by windows of recorded time, too: 1h, 15m, or times of day, 09:00-18:00.",
+        panel=TRACE,
     ),
 ]
-UtcOffset: TypeAlias = Annotated[
-    float, typer.Option(metavar="H", help="Hours that --window's clock is ahead of UTC.", rich_help_panel=TRACE)
-]
+UtcOffset: TypeAlias = Annotated[float, option("H", "Hours that --window's clock is ahead of UTC.", panel=TRACE)]
 Isolates: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--isolate", help="No tenant hits another's blocks, as with a salt for each tenant.", rich_help_panel=TRACE
-    ),
+    bool, flag("No tenant hits another's blocks, as with a salt for each tenant.", "--isolate", panel=TRACE)
 ]
-Sort: TypeAlias = Annotated[
-    bool, typer.Option("--sort", help="Put the requests in order of arrival.", rich_help_panel=TRACE)
-]
+Sort: TypeAlias = Annotated[bool, flag("Put the requests in order of arrival.", panel=TRACE)]
 JsonFile: TypeAlias = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON; - prints only that.")
+    Path | None, option("FILE", "Also write the result as JSON; - prints only that.", "--json")
 ]
-Jobs: TypeAlias = Annotated[
-    int | None, typer.Option("-j", "--jobs", metavar="N", help="Points at once. Default: one for each core.")
-]
+Jobs: TypeAlias = Annotated[int | None, option("N", "Points at once. Default: one for each core.", "-j", "--jobs")]
 
 
 def num_jobs(requested: int | None) -> int:
@@ -290,8 +212,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[Parameter] = []
     for parameter in signature(function).parameters.values():
         group = groups.get(parameter.name)
-        known = parameter.replace(annotation=hints[parameter.name])
-        parameters += [known] if group is None else _options(group)
+        parameters += [_declared(parameter, hints[parameter.name])] if group is None else _options(group)
 
     typed = {parameter.name: _typed(parameter) for parameter in parameters if _is_option(parameter)}
 
@@ -315,8 +236,9 @@ def _typed(parameter: Parameter) -> str:
     declared = [
         name
         for metadata in getattr(parameter.annotation, "__metadata__", ())
-        for name in getattr(metadata, "param_decls", None) or ()
-        if name.startswith("--")
+        if isinstance(metadata, OptionInfo)
+        for name in (metadata.default, *(metadata.param_decls or ()))  # typer keeps the first one as its default
+        if isinstance(name, str) and name.startswith("--")
     ]
     return declared[0] if declared else f"--{parameter.name.replace('_', '-')}"
 
@@ -329,7 +251,20 @@ def _options(group: Any) -> Iterator[Parameter]:  # noqa: ANN401 - a class; type
         if is_dataclass(hint):
             yield from _options(hint)
         else:
-            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hint)
+            parameter = Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field))
+            yield _declared(parameter, hint, getattr(group, "PANEL", None))
+
+
+def _declared(parameter: Parameter, hint: Any, panel: str | None = None) -> Parameter:  # noqa: ANN401 - as above
+    """Give an option its group's panel, and a flag its name, since typer would add a negative form."""
+    kind, *infos = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    if not infos or not isinstance(infos[0], OptionInfo):
+        return parameter.replace(annotation=hint)
+    info = copy(infos[0])
+    info.rich_help_panel = info.rich_help_panel or panel
+    if kind is bool and info.default is ... and not info.param_decls:
+        info.param_decls = (f"--{parameter.name.replace('_', '-')}",)
+    return parameter.replace(annotation=cast("Any", Annotated)[kind, info])
 
 
 def _default(field: "Field[Any]") -> object:
@@ -349,7 +284,6 @@ def _gather(group: Any, values: dict[str, object]) -> object:  # noqa: ANN401 - 
     )
 
 
-MEMORY_OPTIONS: Final = "--memory"
 MOST_GIB: Final = 2**20
 """A million GiB: more than any machine has, and small enough for counters."""
 SHARE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -410,7 +344,7 @@ def parse_size_with_unit(text: str, option: str) -> int:
     return parse_nbytes(text, option)
 
 
-def parse_gib(text: str, option: str = MEMORY_OPTIONS) -> float:
+def parse_gib(text: str, option: str = "--memory") -> float:
     """Parse a size in GiB, over 0.
 
     Raises:
@@ -425,7 +359,7 @@ def parse_gib(text: str, option: str = MEMORY_OPTIONS) -> float:
     return gib
 
 
-def parse_gib_list(text: str, option: str = MEMORY_OPTIONS) -> list[float]:
+def parse_gib_list(text: str, option: str = "--memory") -> list[float]:
     """Parse sizes in GiB separated by commas; return them ascending, without repetitions.
 
     Raises:
@@ -505,7 +439,6 @@ def require_free(host: str, port: int, host_option: str = "--host", port_option:
         ) from None
 
 
-PANEL: Final = "Page"
 LARGEST_PORT: Final = 65_535
 SLOWEST: Final = 1e-6
 FASTEST: Final = 1e6
@@ -520,29 +453,14 @@ class InspectOptions:
         ConfigurationError: a value is out of range, or an option is given without ``inspect``.
     """
 
-    inspect: Annotated[
-        bool,
-        typer.Option("--inspect", help="Show blocks, requests and misses on a page as it runs.", rich_help_panel=PANEL),
-    ] = False
-    inspect_speed: Annotated[
-        str,
-        typer.Option(metavar="X", help="Seconds of the trace in a second; max.", rich_help_panel=PANEL),
-    ] = "1"
-    inspect_host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="Address of the page; needs a key if others reach it.", rich_help_panel=PANEL
-        ),
-    ] = "127.0.0.1"
-    inspect_port: Annotated[
-        int, typer.Option(metavar="N", help="Port of the page; 0: a free one.", rich_help_panel=PANEL)
-    ] = 8001
-    inspect_keys: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="API keys, as of serve. Default: a new one, if needed.", rich_help_panel=PANEL
-        ),
-    ] = None
+    PANEL: ClassVar = "Page"
+    inspect: Annotated[bool, flag("Show blocks, requests and misses on a page as it runs.")] = False
+    inspect_speed: Annotated[str, option("X", "Seconds of the trace in a second; max.")] = "1"
+    inspect_host: Annotated[str, option("ADDRESS", "Address of the page; needs a key if others reach it.")] = (
+        "127.0.0.1"
+    )
+    inspect_port: Annotated[int, option("N", "Port of the page; 0: a free one.")] = 8001
+    inspect_keys: Annotated[Path | None, option("FILE", "API keys, as of serve. Default: a new one, if needed.")] = None
 
     def __post_init__(self) -> None:
         """Refuse values that are invalid for every trace."""

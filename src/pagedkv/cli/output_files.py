@@ -29,16 +29,6 @@ import typer
 from pagedkv.errors import OutputError
 from pagedkv.planner.traces.writer import ByteSink
 
-__all__ = [
-    "STANDARD_OUTPUT",
-    "atomic_file",
-    "command_line",
-    "is_replaced_whole",
-    "maybe_compressed",
-    "require_writable",
-    "write_json",
-]
-
 
 def command_line() -> str:
     """Return the command of this process, quoted for a shell."""

@@ -16,12 +16,10 @@ many are tried as well, if the weights and a prompt fit. With replicas, each has
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Final, TypeVar, cast
-
-import typer
+from typing import Annotated, ClassVar, Final, TypeVar, cast
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.options import parse_gib, parse_gpu, parse_size
+from pagedkv.cli.options import flag, option, parse_gib, parse_gpu, parse_size
 from pagedkv.cli.serving import ServingOptions, TierOptions, TierRates, origin_of
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.contract.spec import keeps_whole_prefix
@@ -35,22 +33,6 @@ from pagedkv.simulation.planning import Bounds, PlanPoint, Steadiness
 from pagedkv.simulation.planning.decision import GPU_AXIS, HIGHEST_LOAD, REPLICAS_AXIS
 from pagedkv.simulation.planning.point import ClosedLoop
 
-__all__ = [
-    "BY_NEED",
-    "PlanAxes",
-    "PlannedPoint",
-    "TokenCost",
-    "as_gib",
-    "as_load",
-    "as_num_replicas",
-    "as_positive",
-    "as_routing",
-    "as_split",
-    "listed",
-    "parse_prices",
-    "size_of",
-    "token_cost",
-]
 BY_NEED: Final = "need"
 MOST_REPLICAS: Final = 64
 _T = TypeVar("_T")
@@ -247,109 +229,55 @@ class PlannedPoint:
 class PlanAxes:
     """The options of ``pagedkv plan`` for the compared values, as typed."""
 
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="MODEL",
-            help="Preset (see pagedkv presets) or config.json.",
-            rich_help_panel=AXES,
-            autocompletion=opt.completed_by(model_names),
-        ),
-    ]
-    gpus: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="[Nx]GPU,...", help="4xh100,8xh100: memory and seconds.", rich_help_panel=AXES),
-    ] = None
-    memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE,...", help="Memory for the KV cache, instead of a GPU's.", rich_help_panel=AXES),
-    ] = None
-    block_sizes: Annotated[
-        str, typer.Option("--block-size", metavar="B,...", help="Tokens a block.", rich_help_panel=AXES)
-    ] = "16,64"
-    evictions: Annotated[
-        str, typer.Option("--eviction", metavar="NAME,...", help="Eviction policies.", rich_help_panel=AXES)
-    ] = "lru,hazard"
+    PANEL: ClassVar = AXES
+    model: Annotated[str, option("MODEL", "Preset (see pagedkv presets) or config.json.", complete=model_names)]
+    gpus: Annotated[str | None, option("[Nx]GPU,...", "4xh100,8xh100: memory and seconds.", "--gpu")] = None
+    memory: Annotated[str | None, option("SIZE,...", "Memory for the KV cache, instead of a GPU's.")] = None
+    block_sizes: Annotated[str, option("B,...", "Tokens a block.", "--block-size")] = "16,64"
+    evictions: Annotated[str, option("NAME,...", "Eviction policies.", "--eviction")] = "lru,hazard"
     splits: Annotated[
         str,
-        typer.Option(
-            "--split",
-            metavar="X,...",
-            help=f"For models with several pools: {BY_NEED}, or the memory of full attention times X.",
-            rich_help_panel=AXES,
+        option(
+            "X,...", f"For models with several pools: {BY_NEED}, or the memory of full attention times X.", "--split"
         ),
     ] = BY_NEED
-    max_sequences: Annotated[
-        str, typer.Option(metavar="N,...", help="Sequences that run at once.", rich_help_panel=AXES)
-    ] = "256"
-    max_batched_tokens: Annotated[
-        str, typer.Option(metavar="N,...", help="Tokens that a step computes.", rich_help_panel=AXES)
-    ] = "8192"
-    host_memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE,...", help="Host memory that keeps cached blocks: 0,64GiB.", rich_help_panel=AXES),
-    ] = None
-    disk: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE,...", help="Disk that keeps cached blocks: 0,1TB.", rich_help_panel=AXES),
-    ] = None
-    admissions: Annotated[
-        str | None,
-        typer.Option(
-            "--admission", metavar="RULE,...", help="Of these two: always,second-offer.", rich_help_panel=AXES
-        ),
-    ] = None
-    replicas: Annotated[
-        str | None,
-        typer.Option(metavar="N,...", help="Replicas behind a router, each with this memory.", rich_help_panel=AXES),
-    ] = None
+    max_sequences: Annotated[str, option("N,...", "Sequences that run at once.")] = "256"
+    max_batched_tokens: Annotated[str, option("N,...", "Tokens that a step computes.")] = "8192"
+    host_memory: Annotated[str | None, option("SIZE,...", "Host memory that keeps cached blocks: 0,64GiB.")] = None
+    disk: Annotated[str | None, option("SIZE,...", "Disk that keeps cached blocks: 0,1TB.")] = None
+    admissions: Annotated[str | None, option("RULE,...", "Of these two: always,second-offer.", "--admission")] = None
+    replicas: Annotated[str | None, option("N,...", "Replicas behind a router, each with this memory.")] = None
     routings: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "NAME,...",
+            f"With --replicas, how requests are routed: {', '.join(ROUTINGS)}. Default: prefix.",
             "--routing",
-            metavar="NAME,...",
-            help=f"With --replicas, how requests are routed: {', '.join(ROUTINGS)}. Default: prefix.",
-            rich_help_panel=AXES,
         ),
     ] = None
     loads: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "X,...",
+            "Times the recorded traffic. Default: the highest that holds is searched for, setting by setting.",
             "--load",
-            metavar="X,...",
-            help="Times the recorded traffic. Default: the highest that holds is searched for, setting by setting.",
-            rich_help_panel=AXES,
         ),
     ] = None
     ttft_s: Annotated[
-        float | None,
-        typer.Option("--ttft", metavar="S", help="Most seconds to a good answer's first token.", rich_help_panel=GOALS),
+        float | None, option("S", "Most seconds to a good answer's first token.", "--ttft", panel=GOALS)
     ] = None
     tpot_s: Annotated[
-        float | None,
-        typer.Option(
-            "--tpot", metavar="S", help="Most seconds a further token of a good answer.", rich_help_panel=GOALS
-        ),
+        float | None, option("S", "Most seconds a further token of a good answer.", "--tpot", panel=GOALS)
     ] = None
     price: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GPU=X,...", help="Price of a GPU for an hour, for the cost of tokens.", rich_help_panel=GOALS
-        ),
+        str | None, option("GPU=X,...", "Price of a GPU for an hour, for the cost of tokens.", panel=GOALS)
     ] = None
     closed_loop: Annotated[
         bool,
-        typer.Option(
-            "--closed-loop",
-            help="A session's next turn arrives a think time after the answer, not at its recorded time.",
-            rich_help_panel=GOALS,
-        ),
+        flag("A session's next turn arrives a think time after the answer, not at its recorded time.", panel=GOALS),
     ] = False
     answer_speed: Annotated[
-        float,
-        typer.Option(
-            metavar="X", help="Tokens a second of the recorded answers, for think times.", rich_help_panel=GOALS
-        ),
+        float, option("X", "Tokens a second of the recorded answers, for think times.", panel=GOALS)
     ] = 50.0
     kv_dtype: opt.KvDtype = None
     cost_model: opt.CostModelName = None

@@ -21,9 +21,6 @@ from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
 from pagedkv.simulation.planning import PlanPoint, PointFigures
 
-__all__ = ["RayRunner"]
-
-
 with needing("cluster", "--ray"):
     import ray
 ADDRESS: Final = "RAY_ADDRESS"

@@ -44,19 +44,6 @@ from pagedkv.simulation.planning.decision import limit_of
 from pagedkv.simulation.planning.figures import Division
 from pagedkv.warming import ROUTING, make_ready
 
-__all__ = [
-    "IN_TURN",
-    "ONE_POOL",
-    "BesideRuns",
-    "LoadRuns",
-    "PointCount",
-    "PointRunner",
-    "PointStore",
-    "compile_for",
-    "default_folder",
-    "digest_of_files",
-    "run_in_process",
-]
 FORMAT: Final = 4
 """Version of the files and of the meaning of figures; it grows when either changes."""
 

@@ -14,8 +14,6 @@ from rich.table import Table
 
 from pagedkv.cli.interrupting import leaving_at_once
 
-__all__ = ["live_view", "prepare", "progress_bars", "working"]
-
 
 def prepare(compile_loops: Callable[[], None]) -> None:
     """Compile or load the loops of a run before it begins, so that its bar shows only the run.

@@ -36,7 +36,6 @@ from pagedkv.simulation.requests_under_way import ReplayedRequest, RequestsUnder
 from pagedkv.space import BlockSpace
 from pagedkv.tiers.served import LoadUnderWay, TierStatistics
 
-__all__ = ["Pace", "ReplayFollower", "ReplayPage", "ReplaySubject", "replay_page"]
 T = TypeVar("T")
 ADMINISTRATOR: Final = "administrator"
 

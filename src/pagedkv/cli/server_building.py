@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from pagedkv.server.config import Inspector
 
-__all__ = ["Replicas", "Serving", "access", "applied", "log_requests", "publish_events", "warnings_shown"]
-
 
 @dataclass(frozen=True, slots=True)
 class Replicas:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import PurePath
-from typing import Annotated, Any, Final, TypeAlias, cast
-
-import typer
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, cast
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.options import (
+    option,
     parse_blocks,
     parse_gib,
     parse_gpu,
@@ -61,26 +60,6 @@ from pagedkv.simulation.tiers import (
 )
 from pagedkv.tiers import Admission, LoadRule
 
-__all__ = [
-    "DEFAULTS",
-    "Follow",
-    "SecondsSource",
-    "ServedTrace",
-    "ServingOptions",
-    "TierOptions",
-    "TierRates",
-    "default_num_blocks",
-    "extremes_in_words",
-    "mean_tokens",
-    "origin_of",
-    "parts_as_dict",
-    "print_parts",
-    "require_some_served",
-    "sample_of",
-    "serve_trace",
-    "shared_name",
-    "warnings_of",
-]
 TIERS: Final = "Tiers"
 GB: Final = 10**9
 
@@ -89,45 +68,26 @@ GB: Final = 10**9
 class TierRates:
     """The options for the speed of tiers, and for the rule of loads, as typed."""
 
+    PANEL: ClassVar = TIERS
     host_bandwidth: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            help=f"Bytes a second to and from host memory. Default: {HOST_BANDWIDTH / GB:.0f}GB for each GPU of --gpu.",
-            rich_help_panel=TIERS,
+        option(
+            "SIZE",
+            f"Bytes a second to and from host memory. Default: {HOST_BANDWIDTH / GB:.0f}GB for each GPU of --gpu.",
         ),
     ] = None
     host_latency: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            help=f"Seconds of each of its copies in addition. Default: {HOST_LATENCY_S:g}.",
-            rich_help_panel=TIERS,
-        ),
+        float | None, option("S", f"Seconds of each of its copies in addition. Default: {HOST_LATENCY_S:g}.")
     ] = None
     disk_bandwidth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help=f"Bytes a second to and from the disk. Default: {DISK_BANDWIDTH / GB:.0f}GB.",
-            rich_help_panel=TIERS,
-        ),
+        str | None, option("SIZE", f"Bytes a second to and from the disk. Default: {DISK_BANDWIDTH / GB:.0f}GB.")
     ] = None
     disk_latency: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            help=f"Seconds of each of its accesses in addition. Default: {DISK_LATENCY_S:g}.",
-            rich_help_panel=TIERS,
-        ),
+        float | None, option("S", f"Seconds of each of its accesses in addition. Default: {DISK_LATENCY_S:g}.")
     ] = None
     load_rule: Annotated[
         str | None,
-        typer.Option(
-            metavar="RULE",
-            help="if-faster: load where that is predicted to be faster than computing (default); always.",
-            rich_help_panel=TIERS,
-        ),
+        option("RULE", "if-faster: load where that is predicted to be faster than computing (default); always."),
     ] = None
 
 
@@ -138,26 +98,13 @@ NO_RATES: Final = TierRates()
 class TierOptions:
     """The options, as typed."""
 
-    host_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Host memory that keeps cached blocks: 64GiB; 0: none.", rich_help_panel=TIERS
-        ),
-    ] = None
-    disk: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Disk that keeps cached blocks: 1TB; 0: none.",
-            rich_help_panel=TIERS,
-        ),
-    ] = None
+    PANEL: ClassVar = TIERS
+    host_memory: Annotated[str | None, option("SIZE", "Host memory that keeps cached blocks: 64GiB; 0: none.")] = None
+    disk: Annotated[str | None, option("SIZE", "Disk that keeps cached blocks: 1TB; 0: none.")] = None
     admission: Annotated[
         str | None,
-        typer.Option(
-            metavar="RULE",
-            help="always: tiers store all computed blocks (default); second-offer: blocks that are offered twice.",
-            rich_help_panel=TIERS,
+        option(
+            "RULE", "always: tiers store all computed blocks (default); second-offer: blocks that are offered twice."
         ),
     ] = None
     rates: TierRates = NO_RATES

@@ -13,16 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = [
-    "UNKNOWN_CONTENT",
-    "print_first",
-    "print_numbers",
-    "print_table",
-    "print_warnings",
-    "share",
-    "shown_parts",
-]
-
 _T = TypeVar("_T")
 
 UNKNOWN_CONTENT: Final = "unknown, the trace has only lengths"

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import PurePath
 from types import TracebackType
-from typing import Annotated, Final, Self
-
-import typer
+from typing import Annotated, ClassVar, Final, Self
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.options import flag, option
 from pagedkv.cli.user_errors import as_typed
 from pagedkv.contract.arrays import Float64Array
 from pagedkv.errors import ConfigurationError, OutputError, TraceError
@@ -37,23 +36,6 @@ from pagedkv.planner.traces.reader import BadLines, TraceReader
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import TextTokens, text_tokens
 
-__all__ = [
-    "NO_MERGING",
-    "MergingOptions",
-    "SeveralTimedTracesOptions",
-    "SeveralTracesOptions",
-    "SourceOptions",
-    "TimedTraceOptions",
-    "TraceOptions",
-    "TraceSources",
-    "in_order_of_arrival",
-    "name_of",
-    "partitions_of",
-    "require_limit",
-    "require_several_can_be_one",
-    "windows_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
@@ -63,72 +45,26 @@ class SourceOptions:
         ConfigurationError: a unit is unknown, columns have unknown roles, or there is no such tokenizer.
     """
 
-    time_unit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="UNIT", help="Unit of arrivals: s, ms, us, ns. Default: the file's own.", rich_help_panel=opt.TRACE
-        ),
-    ] = None
+    PANEL: ClassVar = opt.TRACE
+    time_unit: Annotated[str | None, option("UNIT", "Unit of arrivals: s, ms, us, ns. Default: the file's own.")] = None
     columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT=COLUMN,...",
-            help=f"Columns of CSV or Parquet, by name or number: {', '.join(CSV_ROLES)}.",
-            rich_help_panel=opt.TRACE,
-        ),
+        str | None, option("WHAT=COLUMN,...", f"Columns of CSV or Parquet, by name or number: {', '.join(CSV_ROLES)}.")
     ] = None
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="A tokenizer.json that turns texts into tokens.", rich_help_panel=opt.TRACE),
-    ] = None
-    chars_per_token: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="Characters a token, without a tokenizer. Default: 4.", rich_help_panel=opt.TRACE
-        ),
-    ] = None
+    tokenizer: Annotated[str | None, option("FILE", "A tokenizer.json that turns texts into tokens.")] = None
+    chars_per_token: Annotated[float | None, option("X", "Characters a token, without a tokenizer. Default: 4.")] = None
 
     fields: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT=FIELD,...",
-            help="The same for JSON lines; dots lead into objects: prompt=request.text.",
-            rich_help_panel=opt.TRACE,
-        ),
+        str | None, option("WHAT=FIELD,...", "The same for JSON lines; dots lead into objects: prompt=request.text.")
     ] = None
-    arrivals: Annotated[
-        str | None,
-        typer.Option(
-            metavar="poisson:RATE",
-            help="Random times instead of the file's, RATE a second.",
-            rich_help_panel=opt.TRACE,
-        ),
-    ] = None
+    arrivals: Annotated[str | None, option("poisson:RATE", "Random times instead of the file's, RATE a second.")] = None
     spread_s: Annotated[
-        float | None,
-        typer.Option(
-            "--spread",
-            metavar="S",
-            help="Spread requests of one stamp over S seconds, as 1 for whole seconds.",
-            rich_help_panel=opt.TRACE,
-        ),
+        float | None, option("S", "Spread requests of one stamp over S seconds, as 1 for whole seconds.", "--spread")
     ] = None
-    keep_failed: Annotated[
-        bool,
-        typer.Option("--keep-failed", help="Keep requests that failed.", rich_help_panel=opt.TRACE),
-    ] = False
-    skip_bad: Annotated[
-        int,
-        typer.Option(metavar="N", help="Skip up to N lines that cannot be read.", rich_help_panel=opt.TRACE),
-    ] = 0
+    keep_failed: Annotated[bool, flag("Keep requests that failed.")] = False
+    skip_bad: Annotated[int, option("N", "Skip up to N lines that cannot be read.")] = 0
 
     tenant_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Column or field of the tenant: user, metadata.team. Results are given by tenant.",
-            rich_help_panel=opt.TRACE,
-        ),
+        str | None, option("FIELD", "Column or field of the tenant: user, metadata.team. Results are given by tenant.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -280,16 +216,9 @@ class MergingOptions:
         start_together: whether all files begin at the same time.
     """
 
-    shared_ids: Annotated[
-        bool,
-        typer.Option(
-            "--shared-ids", help="The block ids of several files share one numbering.", rich_help_panel=opt.TRACE
-        ),
-    ] = False
-    start_together: Annotated[
-        bool,
-        typer.Option("--start-together", help="Begin each of several files at 0.", rich_help_panel=opt.TRACE),
-    ] = False
+    PANEL: ClassVar = opt.TRACE
+    shared_ids: Annotated[bool, flag("The block ids of several files share one numbering.")] = False
+    start_together: Annotated[bool, flag("Begin each of several files at 0.")] = False
 
 
 NO_MERGING: Final = MergingOptions()

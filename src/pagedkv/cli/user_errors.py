@@ -41,7 +41,6 @@ from pagedkv.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["CALLS", "OPTIONS", "as_typed", "reported"]
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 USER_ERRORS: Final = (
     TraceError,

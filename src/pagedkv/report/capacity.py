@@ -28,8 +28,6 @@ from pagedkv.report.drawing import (
 )
 from pagedkv.report.figures import COUNT, PLOTS, RATIO, SECTIONS, TABLES
 
-__all__ = ["capacity_section", "hit_ratios", "replay_point", "shown_policy"]
-
 OPTIMAL: Final = "optimal"
 IDEAL_LINE: Final = LineStyle(INK, ":", "")
 REPLAY_LINE: Final = LineStyle(INK, "", "X")

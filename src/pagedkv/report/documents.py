@@ -16,40 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NotRequired, TypedDict
 
-__all__ = [
-    "AgeHistogram",
-    "BesideDocument",
-    "Contiguous",
-    "Curve",
-    "Gain",
-    "Gaps",
-    "Hits",
-    "Latency",
-    "Level",
-    "MediumHits",
-    "Misses",
-    "Percentiles",
-    "Plan",
-    "PlanPointDocument",
-    "PlanSettingDocument",
-    "Pool",
-    "PoolTimeline",
-    "Preemptions",
-    "Replay",
-    "ReportRun",
-    "Requests",
-    "Seconds",
-    "Sharing",
-    "Steps",
-    "TierCounts",
-    "Tiers",
-    "Timeline",
-    "Waste",
-    "has_known_content",
-    "seconds_source",
-    "traffic_of",
-    "without_folders",
-]
 QUOTED: Final = re.compile(r"'(?:~|[A-Za-z]:)?/(?:[^'/]+/)*([^'/]+)'")
 BARE: Final = re.compile(r"(?<![\w.~/\\<-])(?:~|[A-Za-z]:)?/(?:[^\s/'\",;:<>]+/)*([^\s/'\",;:<>]+)")
 

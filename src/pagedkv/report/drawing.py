@@ -26,37 +26,6 @@ from xml.etree import ElementTree as ET
 from pagedkv.contract.extras import needing
 from pagedkv.report.figures import compact
 
-__all__ = [
-    "COUNT_TICKS",
-    "FILLS",
-    "HALF",
-    "INK",
-    "LINES",
-    "NARROW_PANELS",
-    "PERCENT_TICKS",
-    "WIDE",
-    "Axes",
-    "Cell",
-    "Figure",
-    "Fill",
-    "LegendEntry",
-    "LineStyle",
-    "Plot",
-    "Section",
-    "Size",
-    "Table",
-    "Tile",
-    "draw",
-    "draw_both",
-    "fill_legend",
-    "line",
-    "line_legend",
-    "logarithmic",
-    "only_axes",
-    "panels",
-    "read_out",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -140,7 +109,7 @@ class Section:
 
 with needing("report", "a report"):
     from matplotlib import style as styles
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes  # noqa: PLC0414 - other modules take it from here
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.lines import Line2D

@@ -14,35 +14,6 @@ from pagedkv.planner.capacity.curve import MemoryNeed, cache_need, live_need
 from pagedkv.report.documents import Pool, ReportRun, has_known_content, seconds_source
 from pagedkv.simulation.meters import MISS_LABELS
 
-__all__ = [
-    "COUNT",
-    "FIGURES",
-    "GIB",
-    "KEY_FIGURES",
-    "MEAN",
-    "METHOD",
-    "MISSES",
-    "NONE",
-    "PLOTS",
-    "RATIO",
-    "SECONDS",
-    "SECTIONS",
-    "TABLES",
-    "Better",
-    "Caption",
-    "KeyFigure",
-    "Unit",
-    "compact",
-    "edge",
-    "headline_of",
-    "headline_of_several",
-    "level_nbytes",
-    "need_of",
-    "pool_balance",
-    "rate",
-    "relative",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Caption:

@@ -67,7 +67,7 @@ from pagedkv.report.sections import (
     time_section,
 )
 
-__all__ = ["MAX_RUNS", "figures_section", "overlaid_section", "page_template", "render_report", "require_num_runs"]
+__all__ = ["page_template", "render_report", "require_num_runs"]
 
 
 with needing("report", "a report"):

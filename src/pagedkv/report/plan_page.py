@@ -32,8 +32,6 @@ from pagedkv.report.figures import COUNT, NONE, RATIO, SECONDS, Caption, rate
 from pagedkv.report.page import page_template
 from pagedkv.report.sections import divided_section
 
-__all__ = ["render_plan"]
-
 LINES_A_PLOT: Final = 4
 MOST_DRAWN: Final = 2 * LINES_A_PLOT
 """More than four lines a plot would be hard to follow."""

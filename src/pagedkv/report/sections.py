@@ -64,20 +64,6 @@ from pagedkv.report.figures import (
     rate,
 )
 
-__all__ = [
-    "PERCENTILES",
-    "TimeAxis",
-    "age_section",
-    "divided_section",
-    "latency_kinds",
-    "latency_section",
-    "levels",
-    "memory_section",
-    "percentile_values",
-    "settings_section",
-    "tier_tables",
-    "time_section",
-]
 LEVELS: Final = ("num_live", "num_cached", "num_free")
 LEVEL_NAMES: Final = ("live", "cached", "free")
 FREE_FILL: Final = FILLS[-1]

@@ -41,18 +41,6 @@ from pagedkv.simulation.meters import RequestLog, RunningRows, StepWork
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace, StoredBlocks
 
-__all__ = [
-    "LATE",
-    "ClusterFigures",
-    "ClusterSetting",
-    "Kills",
-    "Network",
-    "Replica",
-    "ReplicaMeters",
-    "Report",
-    "VirtualCluster",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Network:

@@ -12,8 +12,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
 from pagedkv.simulation.tiers import TOKEN_NBYTES, SimulatedTier, require_distinct
 
-__all__ = ["ServingConfig"]
-
 LONGEST_SEQUENCE: Final = 2**25
 """Tokens of a longest prompt and a longest output, as trace readers accept them."""
 LEAST_EVENTS: Final = 65_536

@@ -76,21 +76,15 @@ from pagedkv.models.config import read_json_object
 from pagedkv.models.memory import GIB
 
 __all__ = [
-    "CALIBRATED",
-    "CALIBRATION_KEY",
-    "DATA_SHEET",
-    "STATED",
     "Assumptions",
     "CostModel",
     "CostOrigin",
     "Gpu",
-    "cost_model_named",
     "cost_model_names",
     "derive_cost_model",
     "find_gpu",
     "gpu_names",
     "kv_budget_nbytes",
-    "origin_in_file",
     "read_cost_model",
     "read_cost_origin",
 ]

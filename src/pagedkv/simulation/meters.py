@@ -47,38 +47,6 @@ from pagedkv.simulation.config import ServingConfig
 from pagedkv.space import BlockSpace, InFlightStep, ObservedSpace, PrefixHit, SpaceObserver, Tail
 from pagedkv.space.rows import first_needed_token, rule_of
 
-__all__ = [
-    "COUNTS",
-    "LEVELS",
-    "MISS_KINDS",
-    "MISS_LABELS",
-    "MOST_INTERVALS",
-    "POOL_LEVELS",
-    "UPPER_EDGES_S",
-    "WAITS_FOR",
-    "AgeHistogram",
-    "BlockHistory",
-    "Branches",
-    "LatencyMeter",
-    "Level",
-    "Meters",
-    "MissMeter",
-    "Occupancy",
-    "PoolHistory",
-    "RequestLog",
-    "RequestTiming",
-    "RequestTimings",
-    "RunningRows",
-    "SharingMeter",
-    "SpaceWatch",
-    "StepHistogram",
-    "StepWork",
-    "Timeline",
-    "WasteMeter",
-    "rows_of",
-    "work_of",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningRows:

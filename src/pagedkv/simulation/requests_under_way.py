@@ -9,8 +9,6 @@ from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.space import BlockSpace, ObservedSpace, PrefixHit, SpaceObserver
 from pagedkv.tiers.served import TierNote
 
-__all__ = ["ReplayedRequest", "RequestsUnderWay"]
-
 SERVED: Final = "length"
 REJECTED: Final = "rejected"
 

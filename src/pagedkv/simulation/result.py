@@ -11,8 +11,6 @@ from typing import Any
 from pagedkv.simulation.meters import COUNTS, LEVELS, POOL_LEVELS, Meters
 from pagedkv.simulation.tiers import SimulatedTiers, tier_figures
 
-__all__ = ["ServingResult", "sum_up"]
-
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:

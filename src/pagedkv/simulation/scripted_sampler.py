@@ -18,7 +18,6 @@ from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.scheduling import Batch, Decoding, Request
 
-__all__ = ["OutputStore", "ScriptedSampler", "sequence_tokens"]
 LEAST_ROOM: Final = 4096
 
 

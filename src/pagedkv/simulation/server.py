@@ -27,8 +27,6 @@ from pagedkv.simulation.virtual_clock import MeterPair, StepMeters, VirtualClock
 from pagedkv.space import BlockSpace, SpaceStatistics
 from pagedkv.warming import make_ready, of_spaces
 
-__all__ = ["VirtualServer", "compile_loops"]
-
 
 class VirtualServer(VirtualClock):
     """Serves requests on a virtual clock, and measures everything.

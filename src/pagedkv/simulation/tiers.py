@@ -77,21 +77,6 @@ from pagedkv.tiers.tier_events import MOST_TIER_EVENTS, TierEventLog
 from pagedkv.tiers.tier_loads import TierLoads
 from pagedkv.tiers.tier_offers import TierOffers
 
-__all__ = [
-    "DISK_BANDWIDTH",
-    "DISK_LATENCY_S",
-    "HOST_BANDWIDTH",
-    "HOST_LATENCY_S",
-    "TOKEN_NBYTES",
-    "Medium",
-    "MediumName",
-    "NoBytes",
-    "SimulatedTier",
-    "SimulatedTiers",
-    "VirtualStore",
-    "require_distinct",
-    "tier_figures",
-]
 MediumName: TypeAlias = Literal["host", "disk"]
 MEDIA: Final = ("host", "disk")
 HOST_BANDWIDTH: Final = 50e9

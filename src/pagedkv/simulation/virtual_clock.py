@@ -41,7 +41,6 @@ from pagedkv.simulation.scripted_sampler import ScriptedSampler
 from pagedkv.simulation.tiers import SimulatedTiers
 from pagedkv.space import BlockSpace
 
-__all__ = ["MeterPair", "QueueFile", "StepMeters", "VirtualClock"]
 MOST_WAITING: Final = 4096
 """Requests that wait in the scheduler, some 2 KiB each, before further ones wait in the file; or the number that may
 run."""

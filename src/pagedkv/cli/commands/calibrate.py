@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.options import command
+from pagedkv.cli.options import command, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
@@ -37,7 +37,6 @@ from pagedkv.simulation.calibration import (
 from pagedkv.simulation.cost import CALIBRATION_KEY, CostModel, read_cost_model
 from pagedkv.tiers import parse_tier
 
-__all__ = ["calibrate", "error_rows", "validate"]
 GB = 1e9
 
 
@@ -49,23 +48,16 @@ def calibrate(  # noqa: PLR0913 - its parameters are the options
     ] = None,
     *,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The cost model, as --cost-model takes it.")
+        Path | None, option("FILE", "The cost model, as --cost-model takes it.", "-o", "--output")
     ] = None,
     tier: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIER", help="Measure this tier instead: folder:PATH:10GiB, redis://HOST:PORT/DB, s3://BUCKET/PATH."
-        ),
+        option("TIER", "Measure this tier instead: folder:PATH:10GiB, redis://HOST:PORT/DB, s3://BUCKET/PATH."),
     ] = None,
     base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Cost model for parameters that the steps do not determine. Default: they are 0."
-        ),
+        str | None, option("NAME", "Cost model for parameters that the steps do not determine. Default: they are 0.")
     ] = None,
-    block_size: Annotated[
-        int, typer.Option(metavar="B", help="Tokens a block, for StepRecords, which count blocks.")
-    ] = 16,
+    block_size: Annotated[int, option("B", "Tokens a block, for StepRecords, which count blocks.")] = 16,
     json_file: opt.JsonFile = None,
 ) -> None:
     """Fit a cost model to measured steps of an engine, and show its error.
@@ -170,12 +162,8 @@ NO_SHARING: Final = (
 def validate(  # noqa: PLR0913 - typer needs a parameter for each option
     steps: Annotated[str, typer.Argument(help="Measured steps: CSV, StepRecords, a vLLM log or bench result.")],
     *,
-    cost_model: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="A preset such as llama-3.1-8b/h100, or a JSON file.")
-    ],
-    block_size: Annotated[
-        int, typer.Option(metavar="B", help="Tokens a block, for StepRecords, which count blocks.")
-    ] = 16,
+    cost_model: Annotated[str, option("NAME|FILE", "A preset such as llama-3.1-8b/h100, or a JSON file.")],
+    block_size: Annotated[int, option("B", "Tokens a block, for StepRecords, which count blocks.")] = 16,
     max_sequences: opt.MaxSequences = 256,
     max_batched_tokens: opt.MaxBatchedTokens = 8192,
     json_file: opt.JsonFile = None,

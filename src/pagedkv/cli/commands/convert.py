@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.options import command
+from pagedkv.cli.options import command, flag, option
 from pagedkv.cli.output_files import (
     atomic_file,
     command_line,
@@ -34,8 +34,6 @@ from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import anonymized, with_block_ids
 from pagedkv.planner.traces.writer import TraceWriter
-
-__all__ = ["Conversion", "convert", "convert_trace"]
 
 SALT_NBYTES: Final = 32
 
@@ -61,31 +59,20 @@ class Conversion:
     """
 
     block_size: Annotated[
-        int | None, typer.Option(metavar="B", help="Make block ids, of B tokens each, from the tokens of the trace.")
+        int | None, option("B", "Make block ids, of B tokens each, from the tokens of the trace.")
     ] = None
     sort: opt.Sort = False
     session_interval_s: Annotated[
         float | None,
-        typer.Option(
-            "--session-interval",
-            metavar="S",
-            help="For a trace with a session a line: seconds between session starts.",
-        ),
+        option("S", "For a trace with a session a line: seconds between session starts.", "--session-interval"),
     ] = None
     max_gap_s: opt.MaxGap = None
     trace_block_size: opt.TraceBlockSize = None
     anonymize: Annotated[
-        bool,
-        typer.Option(
-            "--anonymize",
-            help="Write no text or token: block ids (of --block-size, else 16, tokens) are salted digests.",
-        ),
+        bool, flag("Write no text or token: block ids (of --block-size, else 16, tokens) are salted digests.")
     ] = False
     salt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="Salt of --anonymize, for files that belong together. Default: a random one."
-        ),
+        str | None, option("TEXT", "Salt of --anonymize, for files that belong together. Default: a random one.")
     ] = None
     limit: opt.Limit = None
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
@@ -105,10 +92,7 @@ def convert(
     trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
     *,
     output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="OUT", help="File to write, compressed if it ends in .gz; - is standard output."
-        ),
+        Path, option("OUT", "File to write, compressed if it ends in .gz; - is standard output.", "--output", "-o")
     ],
     conversion: Conversion,
     json_file: opt.JsonFile = None,

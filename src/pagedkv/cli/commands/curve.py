@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from types import MappingProxyType
-from typing import Annotated, Final, cast
+from typing import Annotated, ClassVar, Final, cast
 
 import typer
 from rich.progress import Progress
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.options import command, parse_gib_list, parse_size
+from pagedkv.cli.options import command, flag, option, parse_gib_list, parse_size
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.tables import print_first, print_numbers, print_table, print_warnings, share, shown_parts
@@ -66,21 +66,6 @@ from pagedkv.simulation.tiers import TOKEN_NBYTES
 from pagedkv.tiers import Admission
 from pagedkv.warming import Rehearsal, make_ready, of_curves, of_model_curves, of_stores
 
-__all__ = [
-    "NO_TIERS",
-    "CacheSizes",
-    "CurveTierOptions",
-    "SizedModel",
-    "TiersBelow",
-    "below_of",
-    "curve",
-    "curve_of_trace",
-    "has_content",
-    "parse_capacities",
-    "print_curve",
-    "print_model_curve",
-    "token_nbytes_of",
-]
 DEFAULTS: Final = TraceOptions()
 BLOCK_SIZE: Final = 16
 NUM_LOOKED_AT: Final = 1000
@@ -91,15 +76,13 @@ NUM_LOOKED_AT: Final = 1000
 class CurveOptions:
     """The options of a measurement, as typed."""
 
-    full_blocks_only: Annotated[
-        bool, typer.Option("--full-blocks-only", help="Leave out the id of a partly filled last block.")
-    ] = False
+    full_blocks_only: Annotated[bool, flag("Leave out the id of a partly filled last block.")] = False
     policies: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "NAME,...",
+            f"Eviction policies. Default: all; beyond {MOST_FOR_ALL:,} requests {', '.join(FOR_MANY_REQUESTS)}.",
             "--eviction",
-            metavar="NAME,...",
-            help=f"Eviction policies. Default: all; beyond {MOST_FOR_ALL:,} requests {', '.join(FOR_MANY_REQUESTS)}.",
         ),
     ] = None
     jobs: opt.Jobs = None
@@ -149,24 +132,22 @@ class CacheSizes:
 
     capacities: Annotated[
         str | None,
-        typer.Option(
-            metavar="C,C,...",
-            help="Blocks of the cache. Default: ten in geometric progression, from the longest prompt's blocks, or "
+        option(
+            "C,C,...",
+            "Blocks of the cache. Default: ten in geometric progression, from the longest prompt's blocks, or "
             "half of the ideal hits if that takes fewer, to the number of distinct blocks.",
         ),
     ] = None
     model: opt.ModelName = None
     memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE,SIZE,...",
-            help="Memory of the model's KV cache, instead of --capacities. Default: ten sizes, as of --capacities.",
-            rich_help_panel=opt.MEMORY,
+        option(
+            "SIZE,SIZE,...",
+            "Memory of the model's KV cache, instead of --capacities. Default: ten sizes, as of --capacities.",
+            panel=opt.MEMORY,
         ),
     ] = None
-    block_size: Annotated[
-        int, typer.Option(metavar="B", help="Tokens a block, of the model and of texts.", rich_help_panel=opt.MEMORY)
-    ] = 16
+    block_size: Annotated[int, option("B", "Tokens a block, of the model and of texts.", panel=opt.MEMORY)] = 16
     kv_dtype: opt.KvDtype = None
 
     def of_one_pool(self) -> list[int] | None:
@@ -204,29 +185,19 @@ TIERS: Final = "Tiers"
 class CurveTierOptions:
     """The options, as typed."""
 
+    PANEL: ClassVar = TIERS
     host_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE,...",
-            help="Host memory that keeps blocks below the cache: 64GiB,256GiB, a curve each; loads take no time.",
-            rich_help_panel=TIERS,
+        option(
+            "SIZE,...", "Host memory that keeps blocks below the cache: 64GiB,256GiB, a curve each; loads take no time."
         ),
     ] = None
-    disk: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE,...",
-            help="Disk that keeps blocks below the cache: 0,1TB, a curve each.",
-            rich_help_panel=TIERS,
-        ),
-    ] = None
+    disk: Annotated[str | None, option("SIZE,...", "Disk that keeps blocks below the cache: 0,1TB, a curve each.")] = (
+        None
+    )
     admission: Annotated[
         str | None,
-        typer.Option(
-            metavar="RULE",
-            help="always: tiers store all blocks (default); second-offer: blocks that are offered twice.",
-            rich_help_panel=TIERS,
-        ),
+        option("RULE", "always: tiers store all blocks (default); second-offer: blocks that are offered twice."),
     ] = None
 
     def settings(self) -> list[tuple[CurveTier, ...]]:

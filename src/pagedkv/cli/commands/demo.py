@@ -7,7 +7,7 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.interrupting import EXIT_WRONG_ANSWERS, leaving_at_once
-from pagedkv.cli.options import command
+from pagedkv.cli.options import command, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import live_view, prepare, working
 from pagedkv.cli.tables import print_table, share
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from pagedkv.engine.config import EngineConfig
     from pagedkv.engine.demo.serving import Judged, Served
 
-__all__ = ["demo"]
-
 
 @command
 def demo(
     *,
-    questions: Annotated[int, typer.Option(metavar="N", help="Questions to answer.")] = 400,
-    documents: Annotated[int, typer.Option(metavar="N", help="Documents that the questions are about.")] = 24,
+    questions: Annotated[int, option("N", "Questions to answer.")] = 400,
+    documents: Annotated[int, option("N", "Documents that the questions are about.")] = 24,
     num_blocks: Annotated[
-        int | None, typer.Option(metavar="N", help="Blocks of 16 tokens, one of them the null block. Default: 200.")
+        int | None, option("N", "Blocks of 16 tokens, one of them the null block. Default: 200.")
     ] = None,
     seed: opt.Seed = 0,
     json_file: opt.JsonFile = None,

@@ -12,7 +12,7 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.engine_options import EngineOptions, PromptFile, PromptRequest, typed_prompts
 from pagedkv.cli.interrupting import EXIT_WRONG_ANSWERS, leaving_at_once, noticing_interrupts
-from pagedkv.cli.options import command
+from pagedkv.cli.options import command, flag, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.tables import print_numbers, print_table
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pagedkv.cli.generating import Figures, Verification
     from pagedkv.engine import RequestOutput
 
-__all__ = ["generate"]
 
 CHOOSING: Final = (
     "temperature",
@@ -47,35 +46,20 @@ MOST_SHOWN: Final = 10
 @command
 def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     *,
-    model: Annotated[
-        str,
-        typer.Option(metavar="PATH|ID", help="Folder of a model, its name on the hub of Hugging Face, or demo."),
-    ],
-    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; may be given again.")] = None,
-    input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Prompts as JSON lines; - reads them.")
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Treat --prompt as a user's message, by the model's chat template.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens of an answer, at most.")] = 64,
-    samples: Annotated[int, typer.Option(metavar="N", help="Answers to each prompt.")] = 1,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0: the most likely tokens.")] = 0.0,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Do not end answers at the model's end token.")
-    ] = False,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N; auto: a GPU where there is one.")
-    ] = "auto",
+    model: Annotated[str, option("PATH|ID", "Folder of a model, its name on the hub of Hugging Face, or demo.")],
+    prompt: Annotated[list[str] | None, option("TEXT", "A prompt; may be given again.")] = None,
+    input_file: Annotated[Path | None, option("FILE", "Prompts as JSON lines; - reads them.", "--input")] = None,
+    chat: Annotated[bool, flag("Treat --prompt as a user's message, by the model's chat template.")] = False,
+    max_tokens: Annotated[int, option("N", "New tokens of an answer, at most.")] = 64,
+    samples: Annotated[int, option("N", "Answers to each prompt.")] = 1,
+    temperature: Annotated[float, option("T", "0: the most likely tokens.")] = 0.0,
+    ignore_eos: Annotated[bool, flag("Do not end answers at the model's end token.")] = False,
+    dtype: Annotated[str, option("TYPE", "float32, bfloat16, float16, auto.")] = "float32",
+    device: Annotated[str, option("NAME", "cpu, cuda, cuda:N; auto: a GPU where there is one.")] = "auto",
     engine: EngineOptions,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Compare each answer with the model's own, dense; exit 1 where one differs."),
-    ] = False,
+    verify: Annotated[bool, flag("Compare each answer with the model's own, dense; exit 1 where one differs.")] = False,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Answers as JSON lines, as they end; - prints only them."),
+        Path | None, option("FILE", "Answers as JSON lines, as they end; - prints only them.", "--output", "-o")
     ] = None,
     json_file: opt.JsonFile = None,
 ) -> None:

@@ -9,8 +9,6 @@ from pagedkv.api_keys import KeyOwner, entry_of, new_key as make_key, parse_key_
 from pagedkv.cli.options import command
 from pagedkv.cli.output_files import atomic_file, require_writable
 
-__all__ = ["new_key"]
-
 
 @command
 def new_key(

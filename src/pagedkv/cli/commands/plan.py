@@ -18,7 +18,7 @@ from rich.markup import escape
 from pagedkv import __version__
 from pagedkv.cli import options as opt
 from pagedkv.cli.commands.report import import_page, require_page_output
-from pagedkv.cli.options import command
+from pagedkv.cli.options import command, flag, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
 from pagedkv.cli.plan_axes import PlanAxes, PlannedPoint, token_cost
 from pagedkv.cli.plan_runs import (
@@ -66,9 +66,6 @@ from pagedkv.simulation.planning.decision import (
 )
 from pagedkv.simulation.planning.figures import FAILS, TOO_SHORT, PartFigures, busiest_and_quietest
 
-__all__ = ["plan", "plan_document", "print_plan"]
-
-
 if TYPE_CHECKING:
     from pagedkv.cli.plan_ray import RayRunner
 
@@ -78,21 +75,12 @@ class PlanRuns:
     """How points are run, stored and printed; the options as typed."""
 
     jobs: opt.Jobs = None
-    results: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder for figures of points. Default: the user's cache."),
-    ] = None
+    results: Annotated[Path | None, option("FOLDER", "Folder for figures of points. Default: the user's cache.")] = None
     ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Run points as Ray tasks, on the cluster that RAY_ADDRESS names if it is set; pagedkv\\[cluster].",
-        ),
+        bool, flag("Run points as Ray tasks, on the cluster that RAY_ADDRESS names if it is set; pagedkv\\[cluster].")
     ] = False
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished points again, too.")] = False
-    every_load: Annotated[
-        bool, typer.Option("--every-load", help="Print a row for each load that was run, not one for each setting.")
-    ] = False
+    fresh: Annotated[bool, flag("Run finished points again, too.")] = False
+    every_load: Annotated[bool, flag("Print a row for each load that was run, not one for each setting.")] = False
 
     @property
     def num_processes(self) -> int:
@@ -115,7 +103,7 @@ def plan(
     axes: PlanAxes,
     runs: PlanRuns,
     page: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Also write an HTML page; needs pagedkv\\[report].")
+        Path | None, option("FILE", "Also write an HTML page; needs pagedkv\\[report].", "--report")
     ] = None,
     json_file: opt.JsonFile = None,
 ) -> None:

@@ -11,8 +11,6 @@ from pagedkv.models.memory import GIB
 from pagedkv.models.presets import PRESETS
 from pagedkv.simulation.cost import cost_model_names, find_gpu, gpu_names
 
-__all__ = ["presets"]
-
 TERA: Final = 10**12
 GIGA: Final = 10**9
 OF_A_PAIR: Final = "peaks of the data sheet, at shares of them; not measured"

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.options import command
+from pagedkv.cli.options import command, flag, option
 from pagedkv.cli.output_files import (
     STANDARD_OUTPUT,
     atomic_file,
@@ -36,7 +36,6 @@ from pagedkv.planner.traces.clocks import rebased
 from pagedkv.planner.traces.merging import sorted_by_arrival
 from pagedkv.planner.traces.writer import TraceWriter
 
-__all__ = ["Publisher", "print_recording", "record", "recording_document", "recording_warnings"]
 ENGINE: Final = "Engine"
 REQUESTS: Final = "Requests"
 
@@ -49,34 +48,15 @@ class Publisher:
         ConfigurationError: a limit or an interval is not positive.
     """
 
-    replay: Annotated[
-        str | None,
-        typer.Option(metavar="ENDPOINT", help="Where the engine sends missed messages again.", rich_help_panel=ENGINE),
-    ] = None
-    topic: Annotated[
-        str, typer.Option(metavar="TEXT", help="Required beginning of topics.", rich_help_panel=ENGINE)
-    ] = ""
-    bind: Annotated[
-        bool,
-        typer.Option("--bind", help="The engine connects to us: its endpoint names a machine.", rich_help_panel=ENGINE),
-    ] = False
-    metrics: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="The engine's metrics page: usage, hits.", rich_help_panel=ENGINE),
-    ] = None
-    metrics_interval: Annotated[
-        float, typer.Option(metavar="S", help="Seconds between two readings.", rich_help_panel=ENGINE)
-    ] = 15.0
-    seconds: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Stop after S seconds. Default: at Ctrl-C.", rich_help_panel=ENGINE),
-    ] = None
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Stop after N messages.", rich_help_panel=ENGINE)] = (
-        None
-    )
-    patience: Annotated[
-        float, typer.Option(metavar="S", help="Stop after S seconds without a publisher.", rich_help_panel=ENGINE)
-    ] = 30.0
+    PANEL: ClassVar = ENGINE
+    replay: Annotated[str | None, option("ENDPOINT", "Where the engine sends missed messages again.")] = None
+    topic: Annotated[str, option("TEXT", "Required beginning of topics.")] = ""
+    bind: Annotated[bool, flag("The engine connects to us: its endpoint names a machine.")] = False
+    metrics: Annotated[str | None, option("URL", "The engine's metrics page: usage, hits.")] = None
+    metrics_interval: Annotated[float, option("S", "Seconds between two readings.")] = 15.0
+    seconds: Annotated[float | None, option("S", "Stop after S seconds. Default: at Ctrl-C.")] = None
+    limit: Annotated[int | None, option("N", "Stop after N messages.")] = None
+    patience: Annotated[float, option("S", "Stop after S seconds without a publisher.")] = 30.0
 
     @property
     def bounds(self) -> Bounds:
@@ -102,34 +82,14 @@ class RequestLog:
         ConfigurationError: a trace is requested without a log, or a number is out of range.
     """
 
-    log: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Request log of the engine, or of the gateway before it.", rich_help_panel=REQUESTS
-        ),
-    ] = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="OUT", help="Trace to write; .gz is compressed.", rich_help_panel=REQUESTS
-        ),
-    ] = None
-    block_size: Annotated[
-        int | None,
-        typer.Option(metavar="B", help="Tokens a block of the trace. Default: the engine's.", rich_help_panel=REQUESTS),
-    ] = None
-    keep_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--keep-tokens",
-            help="Write tokens instead of block ids, so that prompts hit blocks of answers.",
-            rich_help_panel=REQUESTS,
-        ),
-    ] = False
-    utc_offset: Annotated[
-        float,
-        typer.Option(metavar="H", help="Hours that the log's dates are ahead of UTC.", rich_help_panel=REQUESTS),
-    ] = 0.0
+    PANEL: ClassVar = REQUESTS
+    log: Annotated[str | None, option("FILE", "Request log of the engine, or of the gateway before it.")] = None
+    output: Annotated[Path | None, option("OUT", "Trace to write; .gz is compressed.", "--output", "-o")] = None
+    block_size: Annotated[int | None, option("B", "Tokens a block of the trace. Default: the engine's.")] = None
+    keep_tokens: Annotated[bool, flag("Write tokens instead of block ids, so that prompts hit blocks of answers.")] = (
+        False
+    )
+    utc_offset: Annotated[float, option("H", "Hours that the log's dates are ahead of UTC.")] = 0.0
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:

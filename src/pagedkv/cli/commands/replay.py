@@ -10,7 +10,7 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.interrupting import leaving_at_once
-from pagedkv.cli.options import InspectOptions, command
+from pagedkv.cli.options import InspectOptions, command, flag, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import Follow, ServedTrace, ServingOptions, TierOptions, print_parts, serve_trace
@@ -30,7 +30,6 @@ from pagedkv.report.figures import need_of
 from pagedkv.simulation import ServingResult
 from pagedkv.simulation.meters import MISS_LABELS
 
-__all__ = ["print_served", "print_tiers", "replay"]
 ENGINE: Final = "Engine"
 NO_TIERS: Final = TierOptions()
 ENGINE_NUM_TOKENS: Final = 2**16
@@ -45,19 +44,12 @@ def replay(  # noqa: PLR0913 - typer needs a parameter for each option
     page: InspectOptions,
     engine: Annotated[
         bool,
-        typer.Option(
-            "--engine",
-            help="Also serve it with a model by the engine, step by step the same; predicted beside measured.",
-            rich_help_panel=ENGINE,
+        flag(
+            "Also serve it with a model by the engine, step by step the same; predicted beside measured.", panel=ENGINE
         ),
     ] = False,
     model_path: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Model for --engine. Default: that of pagedkv demo.",
-            rich_help_panel=ENGINE,
-        ),
+        str | None, option("DIR", "Model for --engine. Default: that of pagedkv demo.", panel=ENGINE)
     ] = None,
     json_file: opt.JsonFile = None,
 ) -> None:

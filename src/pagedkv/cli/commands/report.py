@@ -16,15 +16,13 @@ import typer
 from pagedkv import __version__
 from pagedkv.cli import options as opt
 from pagedkv.cli.commands.curve import below_of, curve_of_trace, has_content, parse_capacities
-from pagedkv.cli.options import command
+from pagedkv.cli.options import command, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace
 from pagedkv.errors import ConfigurationError, NoBlocksError, TraceError
 from pagedkv.report.documents import Curve, Replay, ReportRun
 from pagedkv.simulation import ServingResult
-
-__all__ = ["NO_CONTENT", "as_run", "import_page", "report", "require_page_output", "write_report"]
 
 HTML_SUFFIX: Final = ".html"
 RESULT_KEYS: Final = frozenset({"pools", "timeline"})
@@ -50,10 +48,8 @@ def report(
         list[str], typer.Argument(help="Traces, or results of pagedkv replay --json; several are compared, 8 at most.")
     ],
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page, *.html, or - for stdout.")],
-    capacities: Annotated[
-        str | None, typer.Option(metavar="C,C,...", help="Blocks of the cache, as in pagedkv curve.")
-    ] = None,
+    output: Annotated[Path, option("FILE", "The page, *.html, or - for stdout.", "--output", "-o")],
+    capacities: Annotated[str | None, option("C,C,...", "Blocks of the cache, as in pagedkv curve.")] = None,
     serving: ServingOptions,
     json_file: opt.JsonFile = None,
 ) -> None:

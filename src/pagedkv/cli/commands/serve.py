@@ -9,15 +9,13 @@ import typer
 from pagedkv.api_keys import read_key_file
 from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.interrupting import INTERRUPTED_BEFORE_SERVING, leaving_at_once
-from pagedkv.cli.options import command, parse_size_with_unit, require_free
+from pagedkv.cli.options import command, flag, option, parse_size_with_unit, require_free
 from pagedkv.cli.output_files import require_writable
 from pagedkv.cli.progress import prepare, working
 from pagedkv.contract.arguments import as_choice
 from pagedkv.errors import ConfigurationError
 from pagedkv.model_folder import DEMO, require_model
 from pagedkv.routing import ROUTINGS, Routing
-
-__all__ = ["serve"]
 
 LARGEST_PORT: Final = 65_535
 MOST_REPLICAS: Final = 64
@@ -32,98 +30,41 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         typer.Argument(metavar="MODEL", help="Folder of a model, its name on the hub of Hugging Face, or demo."),
     ] = DEMO,
     *,
-    model_option: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="MODEL, as the other commands take it.")
-    ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.", rich_help_panel=SERVER)] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(metavar="N", help="Port to listen at.", rich_help_panel=SERVER)] = 8000,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="The model's name for clients. Default: MODEL's.", rich_help_panel=SERVER),
-    ] = None,
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="API keys and their tenants, as TOML.", rich_help_panel=SERVER),
-    ] = None,
-    max_waiting: Annotated[
-        int, typer.Option(metavar="N", help="Most requests that wait; further ones get 429.", rich_help_panel=SERVER)
-    ] = 1024,
-    max_body: Annotated[
-        str, typer.Option(metavar="SIZE", help="The largest body of a request.", rich_help_panel=SERVER)
-    ] = "32MiB",
+    model_option: Annotated[str | None, option("MODEL", "MODEL, as the other commands take it.", "--model")] = None,
+    host: Annotated[str, option("ADDRESS", "Address to listen at.", panel=SERVER)] = ("127.0.0.1"),
+    port: Annotated[int, option("N", "Port to listen at.", panel=SERVER)] = 8000,
+    name: Annotated[str | None, option("TEXT", "The model's name for clients. Default: MODEL's.", panel=SERVER)] = None,
+    api_keys: Annotated[Path | None, option("FILE", "API keys and their tenants, as TOML.", panel=SERVER)] = None,
+    max_waiting: Annotated[int, option("N", "Most requests that wait; further ones get 429.", panel=SERVER)] = 1024,
+    max_body: Annotated[str, option("SIZE", "The largest body of a request.", panel=SERVER)] = "32MiB",
     deadline: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Seconds after which a request ends with an error.", rich_help_panel=SERVER),
+        float | None, option("S", "Seconds after which a request ends with an error.", panel=SERVER)
     ] = None,
-    drain: Annotated[
-        float,
-        typer.Option(metavar="S", help="Seconds that requests under way have after Ctrl-C.", rich_help_panel=SERVER),
-    ] = 30.0,
+    drain: Annotated[float, option("S", "Seconds that requests under way have after Ctrl-C.", panel=SERVER)] = 30.0,
     request_log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a trace of the served requests, for curve and plan.", rich_help_panel=SERVER
-        ),
+        Path | None, option("FILE", "Write a trace of the served requests, for curve and plan.", panel=SERVER)
     ] = None,
-    log_tokens: Annotated[
-        bool, typer.Option("--log-tokens", help="Write tokens into the request log.", rich_help_panel=SERVER)
-    ] = False,
-    inspect: Annotated[
-        bool, typer.Option("--inspect", help="Show blocks, requests and misses at /inspect.", rich_help_panel=SERVER)
-    ] = False,
-    inspect_texts: Annotated[
-        bool, typer.Option("--inspect-texts", help="As --inspect, with blocks' texts.", rich_help_panel=SERVER)
-    ] = False,
-    one_process: Annotated[
-        bool,
-        typer.Option("--one-process", help="Run the engine in the server's process.", rich_help_panel=SERVER),
-    ] = False,
+    log_tokens: Annotated[bool, flag("Write tokens into the request log.", panel=SERVER)] = False,
+    inspect: Annotated[bool, flag("Show blocks, requests and misses at /inspect.", panel=SERVER)] = False,
+    inspect_texts: Annotated[bool, flag("As --inspect, with blocks' texts.", panel=SERVER)] = False,
+    one_process: Annotated[bool, flag("Run the engine in the server's process.", panel=SERVER)] = False,
     kv_events: Annotated[
         str | None,
-        typer.Option(
-            metavar="ENDPOINT",
-            help="Publish KV events there, as vLLM's --kv-events-config: tcp://*:5557.",
-            rich_help_panel=SERVER,
-        ),
+        option("ENDPOINT", "Publish KV events there, as vLLM's --kv-events-config: tcp://*:5557.", panel=SERVER),
     ] = None,
     kv_events_replay: Annotated[
         str | None,
-        typer.Option(
-            metavar="ENDPOINT",
-            help="Send events again and snapshots there (replay_endpoint): tcp://*:5558.",
-            rich_help_panel=SERVER,
-        ),
+        option("ENDPOINT", "Send events again and snapshots there (replay_endpoint): tcp://*:5558.", panel=SERVER),
     ] = None,
-    kv_events_topic: Annotated[
-        str, typer.Option(metavar="TEXT", help="First frame of all events.", rich_help_panel=SERVER)
-    ] = "",
-    tool_parser: Annotated[
-        str, typer.Option(metavar="NAME", help="auto, hermes, llama, mistral, none.", rich_help_panel=SERVER)
-    ] = "auto",
-    reasoning_parser: Annotated[
-        str, typer.Option(metavar="NAME", help="auto, think, none.", rich_help_panel=SERVER)
-    ] = "auto",
-    replicas: Annotated[
-        int,
-        typer.Option(metavar="N", help="Engines, each in a process of its own; on Ray.", rich_help_panel=CLUSTER),
-    ] = 1,
-    routing: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="prefix, least-loaded, round-robin.", rich_help_panel=CLUSTER),
-    ] = "prefix",
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="A running Ray cluster. Default: one here.", rich_help_panel=CLUSTER),
-    ] = None,
-    gpus_each: Annotated[
-        float, typer.Option("--gpus-each", metavar="N", help="GPUs that a replica takes.", rich_help_panel=CLUSTER)
-    ] = 0.0,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N; auto: a GPU where there is one.")
-    ] = "auto",
+    kv_events_topic: Annotated[str, option("TEXT", "First frame of all events.", panel=SERVER)] = "",
+    tool_parser: Annotated[str, option("NAME", "auto, hermes, llama, mistral, none.", panel=SERVER)] = "auto",
+    reasoning_parser: Annotated[str, option("NAME", "auto, think, none.", panel=SERVER)] = "auto",
+    replicas: Annotated[int, option("N", "Engines, each in a process of its own; on Ray.", panel=CLUSTER)] = 1,
+    routing: Annotated[str, option("NAME", "prefix, least-loaded, round-robin.", panel=CLUSTER)] = "prefix",
+    ray: Annotated[str | None, option("ADDRESS", "A running Ray cluster. Default: one here.", panel=CLUSTER)] = None,
+    gpus_each: Annotated[float, option("N", "GPUs that a replica takes.", panel=CLUSTER)] = 0.0,
+    dtype: Annotated[str, option("TYPE", "float32, bfloat16, float16, auto.")] = "float32",
+    device: Annotated[str, option("NAME", "cpu, cuda, cuda:N; auto: a GPU where there is one.")] = "auto",
     engine: EngineOptions,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached prefixes.

@@ -13,9 +13,6 @@ from pagedkv.cli.user_errors import reported
 from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.warming import warm_up as compile_all
 
-__all__ = ["warm_up"]
-
-
 NUM_LINES: Final = 10
 """Lines of progress off a terminal."""
 

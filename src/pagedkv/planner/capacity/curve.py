@@ -39,25 +39,6 @@ from pagedkv.planner.capacity.pool_hits import (
 from pagedkv.planner.capacity.references import BlockReferences, Partition
 from pagedkv.planner.capacity.tier_hits import TierCurve
 
-__all__ = [
-    "FOR_MANY_REQUESTS",
-    "MOST_FOR_ALL",
-    "OPTIMAL",
-    "POLICIES",
-    "CacheNeed",
-    "CapacityCurve",
-    "LiveNeed",
-    "MemoryNeed",
-    "PartCurve",
-    "Policy",
-    "cache_need",
-    "default_capacities",
-    "live_need",
-    "lru_capacity_for",
-    "measure_curve",
-    "policies_for",
-    "with_multiples",
-]
 Policy: TypeAlias = Callable[[BlockReferences, int, Pause], Int32Array | Int64Array]
 """Counts the hits of each request at a capacity."""
 

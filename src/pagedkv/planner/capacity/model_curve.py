@@ -30,17 +30,6 @@ from pagedkv.planner.capacity.references import BlockReferences, Partition, Refe
 from pagedkv.planner.traces.request import Request
 from pagedkv.space import BlockSpace, PrefixHit
 
-__all__ = [
-    "MOST_TOKENS_A_STEP",
-    "CachePoint",
-    "CachedModel",
-    "ModelCurve",
-    "ModelPart",
-    "SpaceHits",
-    "measure_model_curve",
-    "rehearse",
-    "space_hits",
-]
 MOST_TOKENS_A_STEP: Final = 8192
 """Tokens of a chunk: the default of engines for one step."""
 

@@ -96,30 +96,6 @@ from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.planner.capacity.references import BlockReferences, Reuses, write_path
 
-__all__ = [
-    "NAME",
-    "Pause",
-    "Point",
-    "PromptScratch",
-    "add_weight",
-    "find_unit",
-    "go_on",
-    "hits_by_request",
-    "lru_hits_by_capacity",
-    "lru_hits_by_request",
-    "measure_side_by_side",
-    "new_fenwick_tree",
-    "new_scratch",
-    "optimal_hits",
-    "optimal_hits_by_request",
-    "pool_hits",
-    "serve_prompt",
-    "serve_trace",
-    "sum_through",
-    "write_digest",
-]
-
-
 DEFAULT: Final = policy_named(DEFAULT_EVICTION)
 NAME: Final = 1  # name of the only group
 REQUESTS_A_CALL: Final = 4096

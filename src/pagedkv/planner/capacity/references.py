@@ -48,16 +48,6 @@ from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.errors import NoBlocksError, TraceError
 from pagedkv.planner.traces.request import Request, Tenants
 
-__all__ = [
-    "ROOT",
-    "BlockReferences",
-    "BlockTree",
-    "Partition",
-    "ReferenceCollector",
-    "Reuses",
-    "find_reuses",
-    "write_path",
-]
 T = TypeVar("T", bound=np.generic)
 ROOT: Final = 0
 NO_ID: Final = -1

@@ -29,8 +29,6 @@ from pagedkv.planner.capacity.pool_hits import hits_by_request, lru_hits_by_requ
 from pagedkv.planner.capacity.references import BlockReferences, write_path
 from pagedkv.tiers import Admission, HostTier, StoreCore
 
-__all__ = ["CurveTier", "TierCurve", "device_hits_of", "measure_tiers"]
-
 MEDIA: Final = ("host", "disk")
 MOST_NBYTES: Final = 2**62
 KEY_WORDS: Final = 8

@@ -23,8 +23,6 @@ from pagedkv.planner.recording.recorder import Contents
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import TokenBlocks, chain_digests
 
-__all__ = ["JoinCounts", "LogClock", "joined"]
-
 WITHOUT_YEAR_S: Final = (946_684_800.0, 1_009_843_200.0)
 """2000 and 2001: the years that readers give to times without a year."""
 LEAP_DAY: Final = (2, 29)

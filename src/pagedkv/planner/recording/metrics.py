@@ -38,7 +38,6 @@ from urllib.request import Request, urlopen
 
 from pagedkv.errors import ConfigurationError, RecordingError
 
-__all__ = ["EngineMetrics", "MetricsFollower", "Sample", "fetch_page", "parse_exposition"]
 SAMPLE: Final = re.compile(
     r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(?P<labels>(?:[^\"{}]|\"(?:[^\"\\]|\\.)*\")*)\})?"
     r"\s+(?P<value>\S+)(?:\s+-?[0-9.]+)?(?:\s+#\s.*)?\s*"

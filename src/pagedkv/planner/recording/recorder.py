@@ -42,19 +42,6 @@ from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.planner.traces.token_blocks import chain_digests
 from pagedkv.wire import DEVICE, BlockHash, BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
 
-__all__ = [
-    "LIFETIME_EDGES_S",
-    "Bounds",
-    "Contents",
-    "Ending",
-    "Gap",
-    "MediumRecord",
-    "MessageNumbers",
-    "MessageSource",
-    "Place",
-    "Recorder",
-    "Residency",
-]
 TICK_S: Final = 0.2
 FIRST_PATIENCE_S: Final = 5.0
 """Least patience for the first connection, even if the user sets a shorter one."""

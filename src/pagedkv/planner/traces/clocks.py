@@ -39,22 +39,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
 
-__all__ = [
-    "FIRST_EPOCH_S",
-    "MOST_WINDOWS",
-    "TIME_UNITS",
-    "ArrivalClock",
-    "ArrivalOrder",
-    "GeneratedArrivals",
-    "Rebased",
-    "Window",
-    "WindowRule",
-    "parse_arrivals",
-    "parse_window",
-    "rebased",
-    "require_time_unit",
-    "spread_stamps",
-]
 TIME_UNITS: Final = MappingProxyType({"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9})
 """Number of each unit in a second."""
 ISO: Final = "ISO 8601"

@@ -37,17 +37,6 @@ from typing import IO, Any, Final, Self
 from pagedkv.contract.extras import needing, to_install
 from pagedkv.errors import ConfigurationError, TraceError
 
-__all__ = [
-    "MAX_LINE_NBYTES",
-    "PARQUET_MAGIC",
-    "ZSTD_MAGIC",
-    "Line",
-    "LineReader",
-    "array_elements",
-    "named_kind",
-    "parquet_rows",
-    "zstd_stream",
-]
 PARQUET_MAGIC: Final = b"PAR1"
 UNPACK: Final = "Unpack it, and name the file in it"
 TO_UTF8: Final = "Write it as UTF-8: iconv -f UTF-16 -t UTF-8"

@@ -44,7 +44,6 @@ from pagedkv.planner.traces.formats.parsing import TraceRow, request_of, row_of
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import with_ids_apart
 
-__all__ = ["LogFile", "MergedLogs", "interleave_sessions", "sorted_by_arrival"]
 NUM_DECIMALS: Final = 6
 """Arrivals are rounded to the microsecond, so that equal times from different sums are equal."""
 

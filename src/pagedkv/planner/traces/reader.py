@@ -31,7 +31,6 @@ from pagedkv.planner.traces.formats.csv_rows import (
 from pagedkv.planner.traces.formats.engine_logs import EngineLogRows, is_engine_log
 from pagedkv.planner.traces.formats.id_traces import (
     CONVERSATION_KEYS,
-    FORMAT_NAME,
     BailianRows,
     ConversationRows,
     HashIdRows,
@@ -40,7 +39,7 @@ from pagedkv.planner.traces.formats.id_traces import (
     SessionRows,
     TenantRows,
 )
-from pagedkv.planner.traces.formats.parsing import Reading, RowFormat, decoded
+from pagedkv.planner.traces.formats.parsing import FORMAT_NAME, Reading, RowFormat, decoded
 from pagedkv.planner.traces.formats.service_logs import (
     BenchLayout,
     ChatLayout,
@@ -61,8 +60,6 @@ from pagedkv.planner.traces.formats.service_logs import (
 from pagedkv.planner.traces.lines import Line, LineReader, array_elements, parquet_rows
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import CharacterTokens, TextTokens
-
-__all__ = ["BadLines", "TraceReader", "detect_format"]
 
 
 class TraceReader:

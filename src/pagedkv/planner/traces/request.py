@@ -32,18 +32,6 @@ import numpy.typing as npt
 from pagedkv.errors import TraceError
 from pagedkv.planner.traces.lines import Line
 
-__all__ = [
-    "MAX_BLOCK_ID",
-    "NO_TENANT",
-    "InferredBlockSize",
-    "Request",
-    "Tenants",
-    "TokenizedRequest",
-    "count_ids",
-    "expand_runs",
-    "run_lengths",
-    "wrong_number_of_ids",
-]
 MAX_BLOCK_ID: Final = 2**63 - 1
 
 

@@ -54,25 +54,6 @@ from pagedkv.contract.extras import to_install
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 
-__all__ = [
-    "CHARS_PER_TOKEN",
-    "CharacterTokens",
-    "ContentBlocks",
-    "FileTokens",
-    "TextTokens",
-    "TokenBlocks",
-    "anonymized",
-    "block_token_ids",
-    "chain_digests",
-    "marked_tokens",
-    "stretched_tokens",
-    "text_tokens",
-    "tokenize",
-    "tokenized",
-    "unique_token_ids",
-    "with_block_ids",
-    "with_ids_apart",
-]
 CHARS_PER_TOKEN: Final = 4.0
 """Roughly the value of English text with today's vocabularies; results that depend on it are marked as estimates."""
 MOST_CHARS_PER_TOKEN: Final = 1000

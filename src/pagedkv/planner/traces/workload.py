@@ -37,8 +37,6 @@ import numpy.typing as npt
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
 
-__all__ = ["ConversationWorkload", "LogNormal"]
-
 VOCABULARY_SIZE: Final = 128_256
 """Llama 3's; tokens are drawn uniformly from it."""
 SHARED_STREAM: Final = 0

@@ -17,7 +17,6 @@ from pagedkv.planner.traces.request import Request
 with needing("cli", "writing traces"):
     import msgspec
 
-__all__ = ["ByteSink", "TraceWriter"]
 
 MAX_WAITING_NBYTES: Final = 2**20
 

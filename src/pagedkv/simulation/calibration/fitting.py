@@ -51,20 +51,6 @@ from pagedkv.tiers import (
 )
 from pagedkv.warming import make_ready, of_stores
 
-__all__ = [
-    "COUNTED_BY",
-    "FEWEST_STEPS",
-    "Calibration",
-    "ErrorSummary",
-    "TierRate",
-    "Validation",
-    "calibrate",
-    "fit",
-    "measure_tier",
-    "nonnegative_least_squares",
-    "predicted_s",
-    "validate",
-]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 TOLERANCE: Final = 1e-10
 ROUNDS_A_COLUMN: Final = 10

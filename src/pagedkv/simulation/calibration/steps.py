@@ -61,20 +61,6 @@ from pagedkv.simulation.meters import RequestLog
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace
 
-__all__ = [
-    "DETAILS",
-    "BenchLatencies",
-    "ComparedLatency",
-    "MeasuredSteps",
-    "bench_result_in",
-    "compare_latencies",
-    "is_bench_result",
-    "is_vllm_log",
-    "read_steps",
-    "steps_of_bench",
-    "steps_of_log",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredSteps:

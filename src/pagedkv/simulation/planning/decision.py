@@ -45,30 +45,6 @@ from pagedkv.simulation.planning.figures import (
 )
 from pagedkv.simulation.planning.point import PlanPoint
 
-__all__ = [
-    "GPU_AXIS",
-    "HIGHEST_LOAD",
-    "REPLICAS_AXIS",
-    "Decision",
-    "Effect",
-    "Estimate",
-    "LoadLimit",
-    "LoadSearch",
-    "PointResult",
-    "change_of",
-    "decide",
-    "effects_of",
-    "grid_load",
-    "limit_of",
-    "limits_of",
-    "num_gpus",
-    "num_replicas",
-    "reason_of",
-    "seconds_text",
-    "serves",
-    "settings_of",
-    "traffic_per_s",
-]
 LEAST_WAITING: Final = 0.05
 """Share of the seconds of steps; shorter waits are not named."""
 WHOLE_SECONDS_FROM: Final = 100

@@ -37,27 +37,6 @@ from pagedkv.simulation.cluster import ClusterFigures
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.meters import RequestLog
 
-__all__ = [
-    "FAILS",
-    "GOOD_SHARE",
-    "HOLDS",
-    "LEAST_MEASURED_S",
-    "NUM_PARTS",
-    "TENANT",
-    "TOO_SHORT",
-    "WINDOW",
-    "Bounds",
-    "ClusterSummary",
-    "Division",
-    "Part",
-    "PartFigures",
-    "PointFigures",
-    "Steadiness",
-    "busiest_and_quietest",
-    "figures_of",
-    "parts_of",
-    "steadiness_of",
-]
 LONGEST_S: Final = 86_400.0
 
 

@@ -25,7 +25,6 @@ from pagedkv.simulation.planning.figures import Bounds, ClusterSummary, Division
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace
 
-__all__ = ["ClosedLoop", "PlanPoint", "run_point", "serve_closed", "serve_open"]
 MOST_HELD_NBYTES: Final = 512 * 2**20
 REQUEST_NBYTES: Final = 400
 """Bytes of a request in memory, without its ids."""

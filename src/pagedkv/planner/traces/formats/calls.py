@@ -63,39 +63,6 @@ from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import TextTokens, marked_tokens, stretched_tokens
 
-__all__ = [
-    "ABANDONED",
-    "ANSWER_COUNTS",
-    "NO_ANSWER",
-    "OTHER_CACHE",
-    "OUTSIDE_INPUT",
-    "PICTURE_TOKENS",
-    "PROMPT_COUNTS",
-    "STATUSES",
-    "Call",
-    "Calls",
-    "JsonObject",
-    "KnownLengths",
-    "Layout",
-    "ObjectLogRows",
-    "Part",
-    "Usage",
-    "answer_parts",
-    "as_list",
-    "as_object",
-    "failure_of",
-    "first_named",
-    "found_under",
-    "has_answer",
-    "ids_part",
-    "joined_parts",
-    "name_under",
-    "num_samples_of",
-    "parts_of_answer",
-    "prompt_parts",
-    "text_part",
-    "usage_of",
-]
 ANSWERER: Final = "assistant"
 NO_CONTENT: Final = frozenset({"cache_control", "id", "prompt_cache_breakpoint"})
 """Keys that do not change the prompt."""

@@ -37,18 +37,6 @@ from pagedkv.planner.traces.formats.service_logs import SESSIONS, TIMES
 from pagedkv.planner.traces.lines import MAX_LINE_NBYTES, Line
 from pagedkv.planner.traces.request import Request
 
-__all__ = [
-    "CSV_ROLES",
-    "LENGTH_COLUMNS",
-    "CsvRows",
-    "by_option",
-    "csv_rows",
-    "known_header",
-    "parse_columns",
-    "unit_of",
-    "unknown_header",
-]
-
 CSV_ROLES: Final = ("arrival", "input", "output", "session", "user", "prompt", "answer", "status")
 LENGTH_COLUMNS: Final = ("arrived_s", "input_length", "output_length")
 TENANT: Final = "tenant"

@@ -58,18 +58,6 @@ from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import TextTokens
 
-__all__ = [
-    "EVENT_KEYS",
-    "EngineLogRows",
-    "SglangLines",
-    "VllmLines",
-    "WaitingCalls",
-    "is_engine_log",
-    "is_sglang_line",
-    "is_vllm_line",
-    "written_ids",
-    "written_text",
-]
 MOST_WAITING: Final = 1024
 
 

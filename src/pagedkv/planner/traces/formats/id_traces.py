@@ -64,20 +64,6 @@ from pagedkv.planner.traces.request import (
     wrong_number_of_ids,
 )
 
-__all__ = [
-    "CONVERSATION_KEYS",
-    "FORMAT_NAME",
-    "MAX_NUM_SAMPLES",
-    "MAX_PRIORITY",
-    "BailianRows",
-    "ConversationRows",
-    "HashIdRows",
-    "HashRunRows",
-    "PagedkvRows",
-    "SessionRows",
-    "TenantRows",
-]
-
 
 class _HashRunRow(Lengths):
     timestamp: float | str

@@ -28,29 +28,6 @@ from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import MAX_BLOCK_ID, Request, expand_runs, run_lengths
 from pagedkv.planner.traces.token_blocks import CharacterTokens, TextTokens
 
-__all__ = [
-    "FIX_THE_ROW",
-    "FORMAT_NAME",
-    "FORMAT_VERSION",
-    "MAX_ARRIVAL_S",
-    "MAX_LENGTH",
-    "MAX_TOKEN_ID",
-    "Lengths",
-    "Reading",
-    "RowFormat",
-    "SessionName",
-    "TraceHeader",
-    "TraceRow",
-    "check_range",
-    "check_row",
-    "checked_tokens",
-    "converted",
-    "decoded",
-    "decoded_strictly",
-    "request_of",
-    "row_of",
-    "without_thousands",
-]
 MAX_LENGTH: Final = 2**24
 """Longest accepted prompt or output: beyond any context window, and still cheap to hold."""
 MAX_ARRIVAL_S: Final = 10**11

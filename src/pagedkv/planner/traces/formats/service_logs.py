@@ -72,25 +72,6 @@ from pagedkv.planner.traces.formats.calls import (
 from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Reading, without_thousands
 from pagedkv.planner.traces.lines import Line
 
-__all__ = [
-    "SESSIONS",
-    "TIMES",
-    "BenchLayout",
-    "ChatLayout",
-    "FieldLayout",
-    "HeliconeLayout",
-    "LangfuseLayout",
-    "LiteLlmLayout",
-    "SpanLayout",
-    "WildChatLayout",
-    "is_bench_result",
-    "is_chat_log",
-    "is_helicone",
-    "is_langfuse",
-    "is_litellm",
-    "is_span",
-    "is_wildchat",
-]
 TIMES: Final = (
     "arrival_time",
     "request_time",
