@@ -20,7 +20,7 @@ PRINT_COMMENT: Final = re.compile(r"^\s*print\(.*\)\s+# (.*)$")
 CODE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
 LINK: Final = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
-PATH: Final = re.compile(r"`((?:[a-z_]+/)+(?:\w+(?:\.[a-z]+)?)?)`")
+PATH: Final = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+(?:\.[a-z]+)?)?)`")
 OTHERS: Final = ("vllm/", "aphrodite/")
 HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PAGES: Final = sorted(
@@ -161,7 +161,7 @@ def dead_paths(text: str) -> list[str]:
     return [path for path in named if not any((each / path).exists() for each in places)]
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("docs/")])
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", *(name for name in PAGES if name.startswith("docs/"))])
 def test_paths_that_pages_name_are_there(name: str) -> None:
     assert dead_paths((ROOT / name).read_text(encoding="utf-8")) == []
 

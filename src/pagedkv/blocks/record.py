@@ -143,7 +143,7 @@ NEW: Final = -1  # in use, allocated since the last plan; it has no content yet,
 IN_USE: Final = 0
 FREE: Final = 1
 DEFERRED: Final = 2
-SPARE: Final = -1  # value of KEPT: evicted before other cached blocks (spare_blocks.py)
+SPARE: Final = -1  # value of KEPT: evicted before other cached blocks (life_cycle.py)
 # Indices of ``counts``.
 NUM_FREE: Final = 0
 NUM_DEFERRED: Final = 1
