@@ -7,7 +7,8 @@ import pytest
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow
 from pagedkv.blocks.ghosts import remember
-from pagedkv.blocks.prefix_index import forget, name_block
+from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.blocks.prefix_index import name_block
 from pagedkv.blocks.record import (
     AHEAD,
     BUCKET_NEXT,
@@ -123,7 +124,7 @@ def digest(space: BlockSpace) -> None:
 
 def second_block_of_one_name(space: BlockSpace) -> None:
     arrays = only_pool(space).arrays
-    forget(arrays, 2)
+    drop_name(arrays, 2)
     arrays.digests[2] = arrays.digests[1]
     name_block(arrays, 1, 2, 1, int(arrays.records[1, LIFE]))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pagedkv import BlockSpace, ChunkedLocal, FullAttention, SlidingWindow
-from pagedkv.blocks.record import set_pending_of
+from pagedkv.blocks.record import PENDING_STEP
 from pagedkv.space.growing import lower_start
 from pagedkv.space.rows import NUM_PLANNED
 from tests.space.spaces import acknowledge, allocate, cache, held, hit, new_space, prefill, run_step, tokens
@@ -225,7 +225,7 @@ def test_promise_14_who_has_computed_a_block_inherits_nothing(*, is_over: bool) 
     if is_over:
         acknowledge(space, step)
     lower_start(group.arrays, rows, other, 6)
-    set_pending_of(group.pool.arrays.records, space.block_ids(other)[3], space._state.open_step)
+    group.pool.arrays.records[space.block_ids(other)[3], PENDING_STEP] = space._state.open_step
     space.free(other)
     assert len(space.plan_step().compute.rows) == 0
     assert rows[row, NUM_PLANNED] == 7

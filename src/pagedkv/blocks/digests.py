@@ -25,9 +25,8 @@ block has any more are reused, so that a million different salts do not grow the
 
 The content of blocks, as far as it is recorded: their tokens, digests and extra keys.
 
-Only this module writes the arrays ``tokens`` and ``digests``, by which hits are verified and found, the array
-``parent_digests``, for events, and the column ``EXTRA``. Names are set by :mod:`~pagedkv.blocks.prefix_index`,
-and digests computed by :mod:`~pagedkv.blocks.digests`.
+By the arrays ``tokens`` and ``digests`` hits are verified and found; ``parent_digests`` are for events. Names are set
+by :mod:`~pagedkv.blocks.prefix_index`.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ import numpy.typing as npt
 
 from pagedkv.blocks.record import DIGEST_WORDS, EXTRA, PoolArrays
 from pagedkv.blocks.sha256 import sha256_message
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arguments import as_count, as_token_array
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint8Array, Uint32Array
 from pagedkv.contract.keys import MEDIA, NO_KEYS, MediaArrays, RequestKeys
@@ -52,7 +51,6 @@ __all__ = [
     "ROOT_DIGEST",
     "ExtraKeyArrays",
     "ExtraKeyTable",
-    "clear_extra",
     "copy_content",
     "copy_digest",
     "digest_content",
@@ -61,10 +59,7 @@ __all__ = [
     "keys_of_blocks",
     "set_digest",
     "set_digests",
-    "set_extra",
-    "set_extras",
     "set_parent",
-    "set_token",
     "without_root",
     "write_down",
 ]
@@ -354,12 +349,6 @@ class ExtraKeyTable:
 
 
 @inlined
-def set_token(pool: PoolArrays, block: int, slot: int, token: int) -> None:
-    """Record one token of a block."""
-    pool.tokens[block, unsigned(slot)] = token
-
-
-@inlined
 def write_down(pool: PoolArrays, block: int, slot: int, tokens: Int32Array, first: int, num_tokens: int) -> None:
     """Record ``num_tokens`` of ``tokens``, from index ``first`` on, in a block's slots from ``slot`` on."""
     for place in range(num_tokens):
@@ -372,23 +361,6 @@ def copy_content(source: PoolArrays, block: int, destination: PoolArrays, place:
     destination.records[place, EXTRA] = source.records[block, EXTRA]
     for slot in range(num_tokens):
         destination.tokens[place, slot] = source.tokens[block, slot]
-
-
-@inlined
-def clear_extra(records: Int32Array, block: int) -> None:
-    """Record that a block has no extra keys."""
-    records[block, EXTRA] = NO_EXTRA
-
-
-@inlined
-def set_extra(records: Int32Array, block: int, extra: int) -> None:
-    """Record a block's extra keys, by their id."""
-    records[block, EXTRA] = extra
-
-
-def set_extras(pool: PoolArrays, block_ids: Int32Array, extra_ids: Int32Array) -> None:
-    """Record the extra keys of several blocks, by their ids."""
-    pool.records[block_ids, EXTRA] = extra_ids
 
 
 @inlined

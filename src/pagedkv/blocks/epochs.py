@@ -11,18 +11,13 @@ they were those in force. Two blocks have equal content only if their ranges are
 
 from pagedkv.blocks.record import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays, featured, featured_question
 from pagedkv.compilation.compiled import inlined
-from pagedkv.contract.arrays import Int32Array
 
 __all__ = [
     "copy_epochs",
     "date",
-    "date_oldest",
     "is_fresher",
     "same_epochs",
-    "set_epoch_in_force",
-    "set_ranges",
     "undate",
-    "undate_newest",
 ]
 
 
@@ -67,31 +62,9 @@ def undate(pool: PoolArrays, block: int) -> None:
 
 
 @inlined
-def undate_newest(pool: PoolArrays, block: int) -> None:
-    """Mark a block as undated, except that the oldest epoch of its prefix is known."""
-    pool.epochs[block, NEWEST] = UNDATED
-
-
-@inlined
-def date_oldest(pool: PoolArrays, block: int, epoch: int) -> None:
-    """Set the oldest epoch that contributed to a block's chain."""
-    pool.epochs[block, OLDEST] = epoch
-
-
-@inlined
 def date(pool: PoolArrays, block: int, oldest: int, epoch: int) -> None:
     """Record that weights of ``epoch`` compute into a block with a chain as old as ``oldest``."""
     pool.epochs[block, OLDEST] = oldest
     newest = pool.epochs[block, NEWEST]
     if newest < epoch or newest == UNDATED:
         pool.epochs[block, NEWEST] = epoch
-
-
-def set_ranges(pool: PoolArrays, block_ids: Int32Array, oldest: int, newest: int) -> None:
-    """Set one range for several blocks."""
-    pool.epochs[block_ids] = oldest, newest
-
-
-def set_epoch_in_force(pool: PoolArrays, epoch: int) -> None:
-    """Set the epoch in force. No effect if epochs are not counted."""
-    pool.epochs[:1] = epoch

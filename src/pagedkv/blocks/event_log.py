@@ -1,6 +1,6 @@
 """The log of names set and removed: a ring of events, which the caller drains.
 
-Only this module writes ``PoolArrays.event_log`` and ``NUM_EVENTS``. A ring of size 0 records nothing.
+A ring of size 0 records nothing.
 """
 
 import numpy as np

@@ -24,22 +24,21 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.record import (
+    DEFERRED,
     FREE,
     IN_USE,
     NAME,
     NEXT,
     NULL_BLOCK,
+    NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
     NUM_FREE,
     NUM_SENTINELS,
+    PREVIOUS,
     QUEUE,
     RELEASED,
     PoolArrays,
-    begin_list,
-    count_taken,
-    enter_deferred,
     enter_free,
-    leave_deferred,
     leave_free,
     link_before,
     unlink,
@@ -124,22 +123,25 @@ def begin_with(records: Int32Array, counts: Int64Array, block: int, num_before: 
 
     The links of the removed blocks remain; the caller sets their new place.
     """
-    begin_list(records, NULL_BLOCK, block)
-    count_taken(counts, num_before)
+    records[NULL_BLOCK, NEXT] = block
+    records[block, PREVIOUS] = NULL_BLOCK
+    counts[NUM_FREE] -= num_before
 
 
 @inlined
 def wait_for(records: Int32Array, counts: Int64Array, block: int, step: int) -> None:
     """Add an unreferenced block to those that are deferred until a step ends."""
     link_before(records, deferred_sentinel(records, step), block)
-    enter_deferred(records, counts, block)
+    records[block, QUEUE] = DEFERRED
+    counts[NUM_DEFERRED] += 1
 
 
 @inlined
 def stop_waiting(records: Int32Array, counts: Int64Array, block: int) -> None:
     """Take a deferred block out of its list."""
     unlink(records, block)
-    leave_deferred(records, counts, block)
+    records[block, QUEUE] = IN_USE
+    counts[NUM_DEFERRED] -= 1
 
 
 @inlined

@@ -1,6 +1,6 @@
 """Ghosts: a pool's records of content that is no longer cached, with the cause of its loss.
 
-Only this module writes the table :attr:`PoolArrays.ghosts <pagedkv.blocks.record.PoolArrays>`, which serves both
+The table :attr:`PoolArrays.ghosts <pagedkv.blocks.record.PoolArrays>` serves both
 ``explain`` and eviction policies. A name that is removed leaves a ghost, and the ghost is removed when the content is
 named again. A ghost contains only a fragment of a digest, so finding one means "probably this content", and is never
 evidence for a hit.

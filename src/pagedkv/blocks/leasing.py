@@ -53,10 +53,7 @@ from pagedkv.blocks.record import (
     featured,
     featured_question,
     is_leased,
-    lead_to,
     leave_free,
-    set_branch,
-    stamp_release,
 )
 from pagedkv.blocks.treap import BY_END, BY_PARENT, has, insert, is_heap_at, last_child, remove, root_of
 from pagedkv.compilation.compiled import compiled, inlined
@@ -65,7 +62,6 @@ __all__ = [
     "add",
     "change_end",
     "end_all",
-    "end_lease",
     "end_leased",
     "enqueue_leased",
     "first_misplaced",
@@ -75,7 +71,6 @@ __all__ = [
     "lease",
     "move_below",
     "raise_parents",
-    "set_end",
     "settle_all",
     "stamp",
     "take",
@@ -125,7 +120,7 @@ def _unlink_leased(pool: PoolArrays, block: int) -> None:
 def _leave(pool: PoolArrays, block: int) -> None:
     """Mark a block that was taken out of the order of leased blocks as no longer free."""
     leave_free(pool.records, pool.counts, block)
-    stamp_release(pool.records, block, 0)  # clears HOLD_STEP too: no step holds it
+    pool.records[block, RELEASED] = 0  # clears HOLD_STEP too: no step holds it
     pool.counts[NUM_LEASED] -= 1
 
 
@@ -133,7 +128,7 @@ def _leave(pool: PoolArrays, block: int) -> None:
 def end_leased(pool: PoolArrays, block: int) -> None:
     """Make a leased block that was taken out of the order an ordinary cached one, as if it were released now."""
     _leave(pool, block)
-    end_lease(pool, block)
+    pool.leases[block] = 0
     policy.note_name(pool, block)
     policy.enqueue(pool, block)
     if len(pool.tenants):
@@ -158,12 +153,12 @@ def lease(pool: PoolArrays, block: int, until: float) -> None:
     if until <= before:
         return
     if pool.records[block, QUEUE] != FREE:
-        set_end(pool, block, until)
+        pool.leases[block] = until
     elif before > 0:
         change_end(pool, block, until)
     else:
         free_queue.remove(pool.records, pool.counts, block)
-        set_end(pool, block, until)
+        pool.leases[block] = until
         enqueue_leased(pool, block)
         if len(pool.tenants):
             tenant_charges.leave(pool, block)
@@ -177,26 +172,13 @@ NEXT_UNSETTLED: Final = 1
 LAST_RELEASE: Final = 2**31 - 2
 
 
-@inlined
-def set_end(pool: PoolArrays, block: int, until: float) -> None:
-    """Set the end of the lease of a block that is in no order yet; the null block's is the clock."""
-    pool.leases[block] = until
-
-
-@featured
-@inlined
-def end_lease(pool: PoolArrays, block: int) -> None:
-    """Remove the lease of a block that is in no order."""
-    pool.leases[block] = 0
-
-
 @compiled
 def stamp(pool: PoolArrays, block: int) -> None:
     """Number the release of a block that becomes free now. O(1), once in 2^31 times O(blocks log blocks)."""
     if pool.counts[NUM_RELEASED] >= LAST_RELEASE:
         _renumber(pool)
     pool.counts[NUM_RELEASED] += 1
-    stamp_release(pool.records, block, pool.counts[NUM_RELEASED])
+    pool.records[block, RELEASED] = pool.counts[NUM_RELEASED]
 
 
 @compiled
@@ -206,14 +188,14 @@ def _renumber(pool: PoolArrays) -> None:
     for block in range(1, len(pool.leases)):
         if pool.records[block, QUEUE] == FREE and pool.leases[block] > 0:
             remove(pool, BY_END, block)
-            lead_to(pool.records, block, chain)
+            pool.records[block, NEXT] = chain
             chain = block
     chain = in_order_of_release(pool, chain)
     pool.counts[NUM_RELEASED] = 0
     while chain != NULL_BLOCK:
         following = int(pool.records[chain, NEXT])
         pool.counts[NUM_RELEASED] += 1
-        stamp_release(pool.records, chain, pool.counts[NUM_RELEASED])
+        pool.records[chain, RELEASED] = pool.counts[NUM_RELEASED]
         insert(pool, BY_END, chain)
         chain = following
 
@@ -244,10 +226,10 @@ def in_order_of_release(pool: PoolArrays, chain: int) -> int:
                 if last == NULL_BLOCK:
                     first = block
                 else:
-                    lead_to(records, last, block)
+                    records[last, NEXT] = block
                 last = block
         if last != NULL_BLOCK:
-            lead_to(records, last, NULL_BLOCK)
+            records[last, NEXT] = NULL_BLOCK
         chain = first
         if num_runs <= 1:
             return int(chain)
@@ -260,7 +242,7 @@ def _cut_run(pool: PoolArrays, block: int) -> int:
     following = int(records[block, NEXT])
     while following != NULL_BLOCK and records[block, RELEASED] < records[following, RELEASED]:
         block, following = following, int(records[following, NEXT])
-    lead_to(records, block, NULL_BLOCK)
+    records[block, NEXT] = NULL_BLOCK
     return following
 
 
@@ -294,11 +276,11 @@ def move_below(pool: PoolArrays, block: int) -> None:
         return
     links = pool.lease_links
     first = int(links[NULL_BLOCK, NEXT_UNSETTLED])
-    set_branch(links, block, PREVIOUS_UNSETTLED, NULL_BLOCK)
-    set_branch(links, block, NEXT_UNSETTLED, first)
-    set_branch(links, NULL_BLOCK, NEXT_UNSETTLED, block)
+    links[block, PREVIOUS_UNSETTLED] = NULL_BLOCK
+    links[block, NEXT_UNSETTLED] = first
+    links[NULL_BLOCK, NEXT_UNSETTLED] = block
     if first != NULL_BLOCK:
-        set_branch(links, first, PREVIOUS_UNSETTLED, block)
+        links[first, PREVIOUS_UNSETTLED] = block
 
 
 @compiled
@@ -316,16 +298,16 @@ def take_from_below(pool: PoolArrays, block: int) -> None:
         return
     links = pool.lease_links
     previous, following = int(links[block, PREVIOUS_UNSETTLED]), int(links[block, NEXT_UNSETTLED])
-    set_branch(links, previous, NEXT_UNSETTLED, following)  # the null block's link if the block was the first
+    links[previous, NEXT_UNSETTLED] = following  # the null block's link if the block was the first
     if following != NULL_BLOCK:
-        set_branch(links, following, PREVIOUS_UNSETTLED, previous)
+        links[following, PREVIOUS_UNSETTLED] = previous
 
 
 @compiled
 def change_end(pool: PoolArrays, block: int, until: float) -> None:
     """Change the end of a free block's lease."""
     take(pool, block)
-    set_end(pool, block, until)
+    pool.leases[block] = until
     add(pool, block)
 
 
@@ -365,7 +347,7 @@ def raise_parents(pool: PoolArrays, block: int) -> None:
         if pool.records[parent, QUEUE] == FREE:
             change_end(pool, parent, end)
         else:
-            set_end(pool, parent, end)
+            pool.leases[parent] = end
         parent = _live_parent(pool, parent)
 
 

@@ -41,21 +41,26 @@ References of external readers, taken and released for many blocks at a time.
 """
 
 from pagedkv.blocks import cached_bounds, free_queue, tenant_charges
-from pagedkv.blocks.digests import clear_extra
 from pagedkv.blocks.epochs import undate
 from pagedkv.blocks.eviction import policy
-from pagedkv.blocks.leasing import end_lease, enqueue_leased, is_due, unlink_named
+from pagedkv.blocks.leasing import enqueue_leased, is_due, unlink_named
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import lose_content, unname
 from pagedkv.blocks.record import (
     CALLED_OFF,
+    CHARGED,
     DEFERRED,
     EVICTED,
+    EXTRA,
     FREE,
     HOLD_STEP,
     IN_ORDER,
+    KEPT,
+    LIFE,
     NAME,
+    NEW,
     NEXT,
+    NO_TENANT,
     NULL_BLOCK,
     NUM_ACQUIRED,
     NUM_DEFERRED,
@@ -70,18 +75,11 @@ from pagedkv.blocks.record import (
     REF_COUNT,
     SETTLED_STEP,
     SHED,
+    SPARE,
     PoolArrays,
-    add_references,
-    begin_life,
-    drop_reference,
     featured,
-    forget_reasons,
-    hold_until,
     is_leased,
     is_spare,
-    mark_spare,
-    note_settled,
-    raise_hold,
 )
 from pagedkv.blocks.victims import end_largest_lease, make_room
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
@@ -196,9 +194,14 @@ def _make_vacant_by_call(pool: PoolArrays) -> int:
 
 @inlined
 def _start_life(pool: PoolArrays, block: int) -> None:
-    """Start a new life of a block, with its first reference."""
-    begin_life(pool.records, block)
-    clear_extra(pool.records, block)
+    """Start a new life of a block that was taken from the free ones, with one reference and no content."""
+    records = pool.records
+    records[block, REF_COUNT] = 1
+    records[block, LIFE] += 1
+    records[block, HOLD_STEP] = 0
+    records[block, PENDING_STEP] = 0
+    records[block, QUEUE] = NEW
+    records[block, EXTRA] = 0  # no extra keys
     if len(pool.epochs):
         undate(pool, block)
 
@@ -218,7 +221,7 @@ def claim(pool: PoolArrays, block: int) -> None:
         policy.note_claim(pool, block)
     elif records[block, QUEUE] == DEFERRED:
         free_queue.stop_waiting(pool.records, pool.counts, block)
-    add_references(records, block, 1)
+    records[block, REF_COUNT] += 1
 
 
 @inlined
@@ -252,10 +255,10 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
     ``last_step`` is the last planned step that may use the block on account of this reference.
     """
     records = pool.records
-    drop_reference(records, block)
+    records[block, REF_COUNT] -= 1
     counts = pool.counts
     if not counts[IN_ORDER]:
-        raise_hold(records, block, last_step)
+        records[block, HOLD_STEP] = max(records[block, HOLD_STEP], last_step)
     if records[block, REF_COUNT] > 0:
         return
     if records[block, NAME] and records[block, PENDING_STEP] == counts[OPEN_STEP]:
@@ -272,7 +275,7 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
     if len(pool.tenants):
         tenant_charges.rest(pool, block)
     if is_leased(pool, block) and is_due(pool, block):
-        end_lease(pool, block)
+        pool.leases[block] = 0
     if not pool.records[block, NAME]:
         free_queue.prepend(pool.records, pool.counts, block)
         return
@@ -302,7 +305,7 @@ def _enforce_bound(pool: PoolArrays, block: int) -> None:
 def settle_until(pool: PoolArrays, step: int) -> None:
     """Record that every step up to ``step`` is over, and free the blocks that waited for these steps."""
     settled = pool.counts[SETTLED_STEP]
-    note_settled(pool.counts, step)
+    pool.counts[SETTLED_STEP] = step
     if pool.counts[NUM_DEFERRED]:
         for over in range(settled + 1, min(step, settled + NUM_DEFERRED_LISTS) + 1):
             _free_deferred(pool, free_queue.deferred_sentinel(pool.records, over), step)
@@ -342,7 +345,7 @@ def lose_name(pool: PoolArrays, block: int, cause: int) -> None:
     if is_free:
         if len(pool.tenants):
             tenant_charges.leave(pool, block)
-            tenant_charges.uncharge(pool, block)
+            pool.tenants[block, CHARGED] = NO_TENANT
         free_queue.prepend(pool.records, pool.counts, block)
 
 
@@ -350,7 +353,7 @@ def lose_name(pool: PoolArrays, block: int, cause: int) -> None:
 def lower_hold(pool: PoolArrays, block: int, step: int) -> None:
     """Lower the last step that a block waits for to ``step``."""
     records, counts = pool.records, pool.counts
-    hold_until(records, block, step)
+    records[block, HOLD_STEP] = step
     if records[block, QUEUE] != DEFERRED:
         return
     free_queue.stop_waiting(records, counts, block)
@@ -372,7 +375,7 @@ def make_spare(pool: PoolArrays, block: int) -> None:
     """Mark an unreferenced named block, free or deferred, as spare."""
     if is_spare(pool, block):
         return
-    mark_spare(pool.records, block)
+    pool.records[block, KEPT] = SPARE
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
         enqueue_spare(pool, block)
@@ -404,7 +407,7 @@ def make_cached(pool: PoolArrays, block: int) -> None:
 @compiled
 def renew(pool: PoolArrays, block: int) -> None:
     """Remove the spare mark of a block that is about to be taken out of its place."""
-    forget_reasons(pool.records, block)
+    pool.records[block, KEPT] = 0
     if pool.records[block, QUEUE] == FREE:
         policy.note_name(pool, block)
 

@@ -1,7 +1,7 @@
 """Names: which block holds which content, found by digest or by following the last block's successor.
 
-Only this module writes the columns ``NAME``, ``BUCKET_NEXT``, ``PARENT``, ``PARENT_LIFE`` and ``SUCCESSOR``, and the
-buckets. The buckets are a chained hash table. Its hash covers all words of the digest, since digests supplied by
+The columns ``NAME``, ``BUCKET_NEXT``, ``PARENT``, ``PARENT_LIFE`` and ``SUCCESSOR`` belong to this module, and the
+buckets. These are a chained hash table. Its hash covers all words of the digest, since digests supplied by
 callers may agree in any of them (docs/decisions/0006-exact-hits.md). Chaining was chosen because eviction removes names
 from the middle at any time, for which an open table would need tombstones or shifting. Reference counts and queues are
 handled elsewhere.
@@ -18,11 +18,11 @@ import numpy.typing as npt
 from pagedkv.blocks.event_log import log_event
 from pagedkv.blocks.eviction import policy
 from pagedkv.blocks.ghosts import recall, remember
-from pagedkv.blocks.leasing import end_lease
 from pagedkv.blocks.record import (
     BUCKET_NEXT,
     DIGEST_WORDS,
     EVICTED,
+    KEPT,
     LIFE,
     NAME,
     NULL_BLOCK,
@@ -35,8 +35,6 @@ from pagedkv.blocks.record import (
     SHED,
     SUCCESSOR,
     PoolArrays,
-    end_life,
-    forget_reasons,
     is_spare,
 )
 from pagedkv.blocks.siblings import link_child, next_child, unlink_child
@@ -115,7 +113,7 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
     records[block, PARENT] = parent
     records[block, PARENT_LIFE] = parent_life
     records[block, SUCCESSOR] = NULL_BLOCK
-    forget_reasons(records, block)
+    records[block, KEPT] = 0
     records[block, BUCKET_NEXT] = pool.buckets[bucket]
     pool.buckets[bucket] = block
     if pool.records[parent, LIFE] == parent_life:
@@ -144,7 +142,7 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     if len(pool.siblings):
         unlink_child(pool, block)
     if len(pool.leases):
-        end_lease(pool, block)
+        pool.leases[block] = 0
     bucket = bucket_of(pool, records[block, NAME], pool.digests[block])
     current = pool.buckets[bucket]
     if current == block:
@@ -156,8 +154,8 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     records[block, NAME] = 0
     records[block, BUCKET_NEXT] = NULL_BLOCK
     records[block, SUCCESSOR] = NULL_BLOCK
-    forget_reasons(records, block)
-    end_life(records, block)
+    records[block, KEPT] = 0
+    records[block, LIFE] += 1
     pool.counts[NUM_NAMED] -= 1
 
 

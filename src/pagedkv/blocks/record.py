@@ -12,13 +12,13 @@ Bytes a block, at 16 tokens::
 To this come the arrays of the eviction policy (nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive policy,
 218 to 250 for the learning policy) and those of :class:`PoolFeatures`.
 
-The functions here each make one change to one block; the decisions are made by its life cycle
-(:mod:`~pagedkv.blocks.life_cycle`), by the modules that order free blocks, and by operations on rows. ``QUEUE`` is the
-place of a block::
+Columns are written where the reason stands: in the life cycle of a block (:mod:`~pagedkv.blocks.life_cycle`), by the
+modules that order free blocks, and by operations on rows. ``check()`` proves what must hold between them
+(:mod:`~pagedkv.blocks.auditing`). ``QUEUE`` is the place of a block::
 
     NEW --content is on its way--> IN_USE ----------> FREE             places; a block that is FREE and named is cached
      ^                               ^  '--> DEFERRED --'
-     '---------- begin_life ---------+----------------'                a reference to a free block leads back
+     '---------- a new life ---------+----------------'                a reference to a free block leads back
 
 A free or deferred block is in one circular list; the list's sentinel is a record of its own. A free leased block is
 instead in one tree (:mod:`~pagedkv.blocks.treap`), which uses the same two columns for a node's two subtrees.
@@ -61,52 +61,20 @@ __all__ = [
     "FeaturedArrays",
     "PoolArrays",
     "PoolFeatures",
-    "add_reasons",
-    "add_reasons_of",
-    "add_references",
     "advance_clock",
     "aligned_zeros",
-    "all_free",
     "become_copy",
-    "begin_life",
-    "begin_list",
-    "begin_numbers",
-    "count_taken",
-    "drop_reference",
-    "end_life",
-    "enter_deferred",
     "enter_free",
     "featured",
     "featured_question",
-    "forget_reasons",
-    "hold_until",
     "is_leased",
     "is_spare",
-    "keep_instead",
-    "keep_only_for",
-    "lead_to",
-    "leave_deferred",
     "leave_free",
     "link_all",
     "link_before",
-    "lower_steps",
-    "mark_spare",
     "new_pool_arrays",
-    "note_ahead",
-    "note_content",
-    "note_no_content",
-    "note_settled",
-    "open_next",
-    "raise_hold",
-    "raise_pending",
     "renumber",
-    "set_branch",
     "set_clock",
-    "set_pending",
-    "set_pending_of",
-    "stamp_release",
-    "stand_again",
-    "stand_aside",
     "unlink",
 ]
 P = ParamSpec("P")
@@ -320,40 +288,6 @@ PLAIN: Final = PoolFeatures()
 # Places
 
 
-def all_free(records: Int32Array, counts: Int64Array, num_blocks: int) -> None:
-    """Mark all blocks except the null block as free."""
-    records[1:num_blocks, QUEUE] = FREE
-    counts[NUM_FREE] = num_blocks - 1
-
-
-@inlined
-def begin_life(records: Int32Array, block: int) -> None:
-    """Start a new life of a block that was taken from the free ones, with one reference and no content."""
-    records[block, REF_COUNT] = 1
-    records[block, LIFE] += 1
-    records[block, HOLD_STEP] = 0
-    records[block, PENDING_STEP] = 0
-    records[block, QUEUE] = NEW
-
-
-@inlined
-def end_life(records: Int32Array, block: int) -> None:
-    """Mark the content of a block as lost, so that links to it become invalid."""
-    records[block, LIFE] += 1
-
-
-@inlined
-def note_content(records: Int32Array, block: int) -> None:
-    """Mark a new block as having content, present or brought by a move: it is not listed to be cleared."""
-    records[block, QUEUE] = IN_USE
-
-
-@inlined
-def note_no_content(records: Int32Array, block: int) -> None:
-    """Mark a block in use as having no content: the next plan may list it to be cleared."""
-    records[block, QUEUE] = NEW
-
-
 @inlined
 def enter_free(records: Int32Array, counts: Int64Array, block: int) -> None:
     """Mark a block as free, and count it; a named one also as cached."""
@@ -372,60 +306,7 @@ def leave_free(records: Int32Array, counts: Int64Array, block: int) -> None:
         counts[NUM_CACHED] -= 1
 
 
-@inlined
-def count_taken(counts: Int64Array, num_blocks: int) -> None:
-    """Subtract a number of unnamed blocks from the free ones; :func:`begin_life` of each sets its place."""
-    counts[NUM_FREE] -= num_blocks
-
-
-@inlined
-def enter_deferred(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Mark an unreferenced block as deferred, and count it."""
-    records[block, QUEUE] = DEFERRED
-    counts[NUM_DEFERRED] += 1
-
-
-@inlined
-def leave_deferred(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Mark a block as no longer deferred, and no longer count it."""
-    records[block, QUEUE] = IN_USE
-    counts[NUM_DEFERRED] -= 1
-
-
-@inlined
-def stand_aside(records: Int32Array, block: int) -> None:
-    """Mark a free block that is temporarily in no list. It still counts as free; :func:`stand_again` must follow."""
-    records[block, QUEUE] = IN_USE
-
-
-@inlined
-def stand_again(records: Int32Array, block: int) -> None:
-    """Undo :func:`stand_aside`."""
-    records[block, QUEUE] = FREE
-
-
-# References
-
-
-@inlined
-def add_references(records: Int32Array, block: int, num_references: int) -> None:
-    """Add references to a block."""
-    records[block, REF_COUNT] += num_references
-
-
-@inlined
-def drop_reference(records: Int32Array, block: int) -> None:
-    """Subtract one reference from a block."""
-    records[block, REF_COUNT] -= 1
-
-
 # Steps
-
-
-@inlined
-def hold_until(records: Int32Array, block: int, step: int) -> None:
-    """Set the last step that a block waits for."""
-    records[block, HOLD_STEP] = step
 
 
 @inlined
@@ -435,41 +316,6 @@ def become_copy(source: Int32Array, block: int, destination: Int32Array, place: 
     destination[place, QUEUE] = IN_USE
     source[block, HOLD_STEP] = step
     destination[place, HOLD_STEP] = step
-
-
-@inlined
-def raise_hold(records: Int32Array, block: int, step: int) -> None:
-    """Make a block wait at least until ``step``."""
-    records[block, HOLD_STEP] = max(records[block, HOLD_STEP], step)
-
-
-@inlined
-def stamp_release(records: Int32Array, block: int, number: int) -> None:
-    """Set the release number of a free leased block, which no step holds; 0 removes it."""
-    records[block, RELEASED] = number
-
-
-@inlined
-def set_pending(records: Int32Array, block: int, step: int) -> None:
-    """Set the last step that writes a block."""
-    records[block, PENDING_STEP] = step
-
-
-@inlined
-def raise_pending(records: Int32Array, block: int, step: int) -> None:
-    """Record that ``step`` writes a block."""
-    records[block, PENDING_STEP] = max(records[block, PENDING_STEP], step)
-
-
-def lower_steps(records: Int32Array, num_before: int, is_held: npt.NDArray[np.bool_]) -> None:
-    """Lower all step numbers in the records by ``num_before``. ``is_held``: whether a record has a HOLD_STEP."""
-    records[:, PENDING_STEP] = np.maximum(records[:, PENDING_STEP] - num_before, 0)
-    records[is_held, HOLD_STEP] = np.maximum(records[is_held, HOLD_STEP] - num_before, 0)
-
-
-def set_pending_of(records: Int32Array, block: int, step: int) -> None:
-    """Do what :func:`set_pending` does, from Python."""
-    records[block, PENDING_STEP] = step
 
 
 def link_all(records: Int32Array) -> None:
@@ -504,40 +350,9 @@ def link_before(records: Int32Array, place: int, block: int) -> None:
     records[place, PREVIOUS] = block
 
 
-@inlined
-def begin_list(records: Int32Array, sentinel: int, block: int) -> None:
-    """Make a block of a list its first, or the list empty if it is the sentinel. Links of blocks before it remain."""
-    records[sentinel, NEXT] = block
-    records[block, PREVIOUS] = sentinel
-
-
-@inlined
-def lead_to(records: Int32Array, block: int, following: int) -> None:
-    """Link a block that is in no list to the next one of its chain, or to the null block."""
-    records[block, NEXT] = following
-
-
-@inlined
-def set_branch(lease_links: Int32Array, row: int, column: int, block: int) -> None:
-    """Set the child of a node on one side of a tree, or a link of a list, in the records or in ``lease_links``."""
-    lease_links[row, column] = block
-
-
 AT_END: Final = 1
 AT_JUNCTION: Final = 2
 AT_RESEND: Final = 4
-
-
-@inlined
-def note_ahead(records: Int32Array, block: int, ahead: int) -> None:
-    """Record a block ``LOOKAHEAD`` places further down a block's chain: a hint, which may be wrong or outdated."""
-    records[block, AHEAD] = ahead
-
-
-@inlined
-def forget_reasons(records: Int32Array, block: int) -> None:
-    """Clear a block's reasons, or its hint."""
-    records[block, KEPT] = NULL_BLOCK
 
 
 @inlined
@@ -553,58 +368,15 @@ def is_leased(pool: PoolArrays, block: int) -> bool:
     return len(pool.leases) > 0 and bool(pool.leases[block] > 0)
 
 
-@inlined
-def mark_spare(records: Int32Array, block: int) -> None:
-    """Mark a block as one to be allocated before other cached ones."""
-    records[block, KEPT] = SPARE
-
-
-@inlined
-def add_reasons(records: Int32Array, block: int, why: int) -> None:
-    """Add reasons for which a block is kept."""
-    records[block, KEPT] |= why
-
-
-@inlined
-def keep_only_for(records: Int32Array, block: int, why: int) -> None:
-    """Remove all reasons of a block except those in ``why``."""
-    records[block, KEPT] &= why
-
-
-@inlined
-def keep_instead(records: Int32Array, block: int, former: int, why: int) -> None:
-    """Replace ``former``, a reason that the block has, by the reasons in ``why``."""
-    records[block, KEPT] = (records[block, KEPT] ^ former) | why
-
-
-def add_reasons_of(records: Int32Array, block: int, why: int) -> None:
-    """Add reasons as :func:`add_reasons` does, from Python."""
-    records[block, KEPT] |= why
-
-
-def begin_numbers(counts: Int64Array) -> None:
-    """Set the open step to 1."""
-    counts[OPEN_STEP] = 1
-
-
-def open_next(counts: Int64Array) -> None:
-    """Open the next step."""
-    counts[OPEN_STEP] += 1
-
-
-@inlined
-def note_settled(counts: Int64Array, step: int) -> None:
-    """Record that every step up to ``step`` is over."""
-    counts[SETTLED_STEP] = step
-
-
 def renumber(pool: PoolArrays, num_before: int, is_held: npt.NDArray[np.bool_]) -> None:
     """Lower all step numbers by ``num_before``. O(blocks).
 
     Args:
         is_held: bool ``[records]``, whether a record has a HOLD_STEP.
     """
-    lower_steps(pool.records, num_before, is_held)
+    records = pool.records
+    records[:, PENDING_STEP] = np.maximum(records[:, PENDING_STEP] - num_before, 0)
+    records[is_held, HOLD_STEP] = np.maximum(records[is_held, HOLD_STEP] - num_before, 0)
     pool.counts[[OPEN_STEP, SETTLED_STEP]] -= num_before
 
 
@@ -651,9 +423,10 @@ def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features
         bounds=np.zeros((0, 4), np.int32),
         tenants=np.zeros((0, TENANT_FIELDS), np.int32),
     )
-    all_free(arrays.records, arrays.counts, num_blocks)
+    arrays.records[1:num_blocks, QUEUE] = FREE
+    arrays.counts[NUM_FREE] = num_blocks - 1
     link_all(arrays.records)
-    begin_numbers(arrays.counts)
+    arrays.counts[OPEN_STEP] = 1
     return arrays
 
 

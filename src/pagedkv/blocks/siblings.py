@@ -1,6 +1,6 @@
 """Siblings: the named children of one block, as a linked list, so that a match can compare all of them.
 
-Only this module writes the two links of each block, 8 bytes, which exist only where hits may end inside blocks. The
+Each block has two links, 8 bytes, which exist only where hits may end inside blocks. The
 list begins with the parent's ``SUCCESSOR``, the child that was named last, and continues with older ones::
 
     parent --SUCCESSOR--> named last <--> named before <--> named first

@@ -25,7 +25,6 @@ from pagedkv.blocks.record import (
     RESET,
     SUCCESSOR,
     PoolArrays,
-    note_ahead,
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
@@ -96,4 +95,4 @@ def add_to_path(pool: PoolArrays, name: int, digest: Uint32Array, path: Int32Arr
     name_block(pool, name, block, parent, pool.records[parent, LIFE])
     path[index] = block
     if index >= LOOKAHEAD:
-        note_ahead(pool.records, path[index - LOOKAHEAD], block)
+        pool.records[path[index - LOOKAHEAD], AHEAD] = block

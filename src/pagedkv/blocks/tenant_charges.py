@@ -75,7 +75,6 @@ __all__ = [
     "set_current_tenant",
     "set_limits",
     "take",
-    "uncharge",
 ]
 
 # Columns of a block's row, after CHARGED.
@@ -239,18 +238,11 @@ def take(pool: PoolArrays, block: int) -> None:
 
 @featured
 @inlined
-def uncharge(pool: PoolArrays, block: int) -> None:
-    """End the charge of a free block that has lost its content."""
-    pool.tenants[block, CHARGED] = NO_TENANT
-
-
-@featured
-@inlined
 def rest(pool: PoolArrays, block: int) -> None:
     """Record that a block is unreferenced; a named one is to :func:`join` a list, the charge of others ends."""
     _count_taken(pool, pool.tenants[block, CHARGED], -1)
     if not pool.records[block, NAME]:
-        uncharge(pool, block)
+        pool.tenants[block, CHARGED] = NO_TENANT
 
 
 @featured

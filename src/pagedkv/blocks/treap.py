@@ -28,7 +28,6 @@ from pagedkv.blocks.record import (
     QUEUE,
     RELEASED,
     PoolArrays,
-    set_branch,
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
@@ -119,19 +118,19 @@ def insert(pool: PoolArrays, order: int, block: int) -> None:
     while node != NULL_BLOCK and height_of(node) > height:
         row, link = node, column if precedes(pool, order, block, node) else column + 1
         node = int(rows[row, link])
-    set_branch(rows, row, link, block)
+    rows[row, link] = block
     before, before_link, after, after_link = block, column, block, column + 1
     while node != NULL_BLOCK:  # split the subtree that was there into blocks before and after the new one
         if precedes(pool, order, node, block):
-            set_branch(rows, before, before_link, node)
+            rows[before, before_link] = node
             before, before_link = node, column + 1
             node = int(rows[before, before_link])
         else:
-            set_branch(rows, after, after_link, node)
+            rows[after, after_link] = node
             after, after_link = node, column
             node = int(rows[after, after_link])
-    set_branch(rows, before, before_link, NULL_BLOCK)
-    set_branch(rows, after, after_link, NULL_BLOCK)
+    rows[before, before_link] = NULL_BLOCK
+    rows[after, after_link] = NULL_BLOCK
 
 
 @compiled
@@ -144,14 +143,14 @@ def remove(pool: PoolArrays, order: int, block: int) -> None:
     before, after = int(rows[block, column]), int(rows[block, column + 1])
     while before and after:  # join its two subtrees
         if height_of(before) > height_of(after):
-            set_branch(rows, row, link, before)
+            rows[row, link] = before
             row, link = before, column + 1
             before = int(rows[row, link])
         else:
-            set_branch(rows, row, link, after)
+            rows[row, link] = after
             row, link = after, column
             after = int(rows[row, link])
-    set_branch(rows, row, link, before + after)  # one of them is the null block
+    rows[row, link] = before + after  # one of them is the null block
 
 
 @compiled

@@ -25,7 +25,6 @@ from pagedkv.blocks.leasing import (
     end_leased,
     has_unsettled,
     raise_parents,
-    set_end,
     settle_all,
     take,
     take_from_below,
@@ -33,17 +32,19 @@ from pagedkv.blocks.leasing import (
 )
 from pagedkv.blocks.prefix_index import lose_content
 from pagedkv.blocks.record import (
+    CHARGED,
+    FREE,
     HIGH_PRIORITY,
+    IN_USE,
     NAME,
     NEXT,
+    NO_TENANT,
     NULL_BLOCK,
     NUM_LEASED,
+    QUEUE,
     RELEASED,
     PoolArrays,
     featured,
-    lead_to,
-    stand_again,
-    stand_aside,
 )
 from pagedkv.blocks.tenant_charges import (
     AFTER,
@@ -64,7 +65,6 @@ from pagedkv.blocks.tenant_charges import (
     list_of,
     num_charged,
     num_tenants,
-    uncharge,
 )
 from pagedkv.blocks.treap import BY_END, first_from, last_child, last_of_tenant, remove
 from pagedkv.compilation.compiled import compiled, unsigned
@@ -103,7 +103,7 @@ def _evict(pool: PoolArrays, block: int) -> None:
     records = pool.records
     unlink_named(pool, block)
     leave(pool, block)
-    uncharge(pool, block)
+    pool.tenants[block, CHARGED] = NO_TENANT
     lose_content(pool, block)
     place = unsigned(records[NULL_BLOCK, NEXT])
     if place != NULL_BLOCK and not records[place, NAME]:
@@ -235,15 +235,15 @@ def _take_class(pool: PoolArrays, chain: int, until: float, scope: int) -> tuple
         block = first_from(pool, tenant, until)
         while block != NULL_BLOCK and pool.leases[block] == until:
             remove(pool, BY_END, block)
-            lead_to(pool.records, block, chain)
+            pool.records[block, NEXT] = chain
             chain = block
             has_tip |= last_child(pool, block) == NULL_BLOCK
             block = first_from(pool, tenant, until)
     block = chain
     while block != rest:
         take_from_below(pool, block)
-        stand_aside(pool.records, block)
-        set_end(pool, block, -until)
+        pool.records[block, QUEUE] = IN_USE  # in no list for a moment; it still counts as free
+        pool.leases[block] = -until
         block = int(pool.records[block, NEXT])
     return int(chain), has_tip
 
@@ -261,9 +261,9 @@ def _leave_to_others(pool: PoolArrays, chain: int) -> None:
     ended = NULL_BLOCK
     while chain != NULL_BLOCK:
         following = int(pool.records[chain, NEXT])
-        stand_again(pool.records, chain)
+        pool.records[chain, QUEUE] = FREE
         if pool.leases[chain] < 0:
-            lead_to(pool.records, chain, ended)
+            pool.records[chain, NEXT] = ended
             ended = chain
         else:
             add(pool, chain)
@@ -291,13 +291,13 @@ def end_overdue(pool: PoolArrays, now: float) -> None:
 
     O(log leased blocks) for each of them, and O(tenants).
     """
-    set_end(pool, NULL_BLOCK, now)
+    pool.leases[NULL_BLOCK] = now
     ended = NULL_BLOCK
     for tenant in range(num_tenants(pool)):
         block = first_from(pool, tenant, 2 * HIGH_PRIORITY)
         while block != NULL_BLOCK and pool.leases[block] <= now:
             take(pool, block)
-            lead_to(pool.records, block, ended)
+            pool.records[block, NEXT] = ended
             ended = block
             block = first_from(pool, tenant, 2 * HIGH_PRIORITY)
     end_all(pool, ended)

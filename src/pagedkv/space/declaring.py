@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pagedkv.blocks.record import (
+    IN_USE,
     NEW,
     NULL_BLOCK,
     PENDING_STEP,
@@ -24,8 +25,6 @@ from pagedkv.blocks.record import (
     REF_COUNT,
     SETTLED_STEP,
     PoolArrays,
-    note_content,
-    set_pending,
 )
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array
@@ -171,9 +170,9 @@ def settle_blocks(
         for index in range(blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE]) - 1, -1, -1):
             block = group.table[row, index]
             if pool.records[block, PENDING_STEP] > settled:
-                set_pending(pool.records, block, 0)
+                pool.records[block, PENDING_STEP] = 0
                 if pool.records[block, QUEUE] == NEW:
-                    note_content(pool.records, block)
+                    pool.records[block, QUEUE] = IN_USE
             elif block != NULL_BLOCK and relies_on[row] <= settled:
                 break
 

@@ -48,7 +48,15 @@ from pagedkv.blocks.digests import copy_content
 from pagedkv.blocks.epochs import copy_epochs
 from pagedkv.blocks.life_cycle import acquire, release
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.record import NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays, note_content, set_pending
+from pagedkv.blocks.record import (
+    IN_USE,
+    NAME,
+    NULL_BLOCK,
+    PENDING_STEP,
+    QUEUE,
+    REF_COUNT,
+    PoolArrays,
+)
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import Row
@@ -426,7 +434,7 @@ def take_slots(
             block = take_idle(pool, drafts, rows, row, first, end)
             if block == NULL_BLOCK:
                 block = acquire(pool)
-                note_content(pool.records, block)  # a step writes all of it before it is read
+                pool.records[block, QUEUE] = IN_USE  # a step writes all of it before it is read
             put_entry(drafts.table, row, slot, block)
             add_blocks(rows, row, at, 1)
             note_change(rows, row, at, slot, slot + 1)
@@ -492,7 +500,7 @@ def make_current(
             put_entry(group.table, row, index, state)
             note_change(rows, row, group.parameters[AT], index, index + 1)
             put_entry(drafts.table, row, slot, current)
-            note_content(pool.records, current)
+            pool.records[current, QUEUE] = IN_USE
             if is_own(pool, current):
                 note_change(rows, row, at, slot, slot + 1)
             else:
@@ -504,7 +512,7 @@ def note_as(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, current: int, state: int
 ) -> None:
     """Copy the record of a block to the one that replaces it."""
-    set_pending(pool.records, state, pool.records[current, PENDING_STEP])
+    pool.records[state, PENDING_STEP] = pool.records[current, PENDING_STEP]
     if len(pool.epochs):
         copy_epochs(pool, current, pool, state)
     num_tokens = 0

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.epochs import date, date_oldest, set_epoch_in_force, set_ranges, undate_newest
+from pagedkv.blocks.epochs import date
 from pagedkv.blocks.record import NAME, NEWEST, NULL_BLOCK, OLDEST, OPEN_STEP, PENDING_STEP, UNDATED, PoolArrays
 from pagedkv.blocks.sweeps import drop_stale
 from pagedkv.compilation.compiled import compiled
@@ -92,7 +92,7 @@ class EpochFeature(SpaceFeature):
         self._state = state
         self.oldest = np.full(state.config.max_sequences, UNDATED, np.int32)
         for pool in state.all_pools:
-            set_epoch_in_force(pool.arrays, _current(state))
+            pool.arrays.epochs[:1] = _current(state)
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch: blocks too old to be hit leave the prefix index, and rows that hold any are frozen."""
@@ -100,7 +100,7 @@ class EpochFeature(SpaceFeature):
         with state.changing:
             state.weights_epoch = epoch
             for pool in state.all_pools:
-                set_epoch_in_force(pool.arrays, epoch)
+                pool.arrays.epochs[:1] = epoch
                 if state.config.prefix_caching:
                     drop_stale(pool.arrays, bound)
             freeze(state.rows, (self.oldest < bound) & (state.rows[:, STATUS] != VACANT))
@@ -205,7 +205,7 @@ class EpochFeature(SpaceFeature):
             newest = max(newest, int(held[:, NEWEST].max(initial=newest)))
         for group in state.cached_groups:
             taken = answer.block_ids[group.index]
-            set_ranges(group.pool.arrays, taken[taken != NULL_BLOCK], oldest, newest)
+            group.pool.arrays.epochs[taken[taken != NULL_BLOCK]] = oldest, newest
         state.loads[answer].oldest_epoch = oldest
 
     # Queries
@@ -307,9 +307,9 @@ def date_open(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int
         for index in range(max(planned // block_size, rows[row, at + NUM_PUBLISHED]), rows[row, at + NUM_DIGESTED]):
             block = group.table[row, index]
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
-                date_oldest(pool, block, oldest[row])
+                pool.epochs[block, OLDEST] = oldest[row]
                 if index >= blocks_for(planned, block_size):  # else it begins with dated tokens, or a copy of them
-                    undate_newest(pool, block)
+                    pool.epochs[block, NEWEST] = UNDATED
 
 
 @compiled

@@ -24,10 +24,17 @@ from typing import Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.digests import set_token
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.record import NAME, NULL_BLOCK, REF_COUNT, SETTLED_STEP, PoolArrays, end_life, raise_pending
+from pagedkv.blocks.record import (
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    PENDING_STEP,
+    REF_COUNT,
+    SETTLED_STEP,
+    PoolArrays,
+)
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arrays import Int32Array
@@ -479,7 +486,7 @@ def forget_drafts(
             if firsts[place] < stops[place] and block != NULL_BLOCK:
                 if pool.records[block, NAME]:
                     drop_name(pool, block)
-                end_life(pool.records, block)
+                pool.records[block, LIFE] += 1
 
 
 @takes(Like.POOL, Like.GROUP, Like.IDS, Like.IDS, Like.IDS, Like.IDS)
@@ -511,7 +518,7 @@ def write_token(pool: PoolArrays, group: GroupArrays, row: int, position: int, b
     """Write one token into its slot."""
     index = block_index(position, block_size)
     block = unsigned(group.table[row, unsigned(index)])
-    set_token(pool, block, position - index * block_size, token)
+    pool.tokens[block, unsigned(position - index * block_size)] = token
 
 
 @takes(Like.POOL, Like.ROWS, Like.IDS, Like.IDS, Like.IDS, Like.IDS, Like.IDS, Like.IDS)
@@ -599,7 +606,7 @@ def repeat_pending(
                 block = group.table[row, index]
                 if block == NULL_BLOCK:
                     continue
-                raise_pending(pool.records, block, step)
+                pool.records[block, PENDING_STEP] = max(pool.records[block, PENDING_STEP], step)
 
 
 @takes(Like.ROWS, Like.IDS, Like.IDS, Like.IDS, Like.IDS, Like.IDS, Like.PAIRS, Like.IDS)

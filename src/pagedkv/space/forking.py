@@ -17,7 +17,7 @@ it::
 import numpy as np
 
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.record import NULL_BLOCK, PENDING_STEP, PoolArrays, add_references, set_pending_of
+from pagedkv.blocks.record import NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import PrefixGone, Shortage
 from pagedkv.contract.arrays import Int32Array
@@ -137,7 +137,7 @@ def fork_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int
     for index in range(num_blocks):
         block = group.table[parent, index]
         if block != NULL_BLOCK:
-            add_references(pool.records, block, len(children))
+            pool.records[block, REF_COUNT] += len(children)
     for child in children:
         for index in range(num_blocks):
             put_entry(group.table, child, index, group.table[parent, index])
@@ -253,7 +253,7 @@ def _leave_open_step(state: SpaceState, group: Group, parent: int, own: int) -> 
     if records[own, PENDING_STEP] == state.open_step:
         relied_on = int(state.relies_on[parent])
         last = max(int(state.rows[parent, LAST_STEP]), relied_on if relied_on < state.open_step else 0)
-        set_pending_of(records, own, last)
+        records[own, PENDING_STEP] = last
 
 
 @compiled
@@ -286,7 +286,7 @@ def branch_row(
         block = group.table[parent, index]
         put_entry(group.table, child, index, block)
         if block != NULL_BLOCK:
-            add_references(pool.records, block, 1)
+            pool.records[block, REF_COUNT] += 1
     if num_blocks > num_full:
         copy[0, 0] = group.table[parent, num_full]
         copy[0, 1] = copy_block(pool, copy[0, 0])

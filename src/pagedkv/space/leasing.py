@@ -12,7 +12,7 @@ import numpy as np
 
 from pagedkv.blocks.leasing import lease
 from pagedkv.blocks.life_cycle import make_cached
-from pagedkv.blocks.record import AT_END, HIGH_PRIORITY, LIFE, NAME, NULL_BLOCK, PoolArrays, add_reasons, is_spare
+from pagedkv.blocks.record import AT_END, HIGH_PRIORITY, KEPT, LIFE, NAME, NULL_BLOCK, PoolArrays, is_spare
 from pagedkv.blocks.victims import end_overdue
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array
@@ -66,7 +66,7 @@ def lease_block(pool: PoolArrays, group: GroupArrays, block: int, until: float) 
     if is_spare(pool, block):
         make_cached(pool, block)
     if group.parameters[SHEDS]:
-        add_reasons(pool.records, block, AT_END)
+        pool.records[block, KEPT] |= AT_END
     lease(pool, block, until)
 
 

@@ -40,6 +40,8 @@ from pagedkv.blocks.record import (
     AT_END,
     CALLED_OFF,
     FREE,
+    IN_USE,
+    KEPT,
     LIFE,
     NAME,
     NEW,
@@ -48,9 +50,6 @@ from pagedkv.blocks.record import (
     PENDING_STEP,
     QUEUE,
     PoolArrays,
-    add_reasons,
-    forget_reasons,
-    note_content,
 )
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Allocation, Load, Shortage, Ticket
@@ -324,7 +323,7 @@ def take_to_load(
         if not serves(group, index, len(tokens)):
             continue
         block = acquire(pool)
-        note_content(pool.records, block)
+        pool.records[block, QUEUE] = IN_USE
         write_down(pool, block, 0, tokens, index * block_size, block_size)
         set_digest(pool, block, digests[index])
         set_parent(pool, block, digests[index - 1] if index else ROOT_WORDS)
@@ -362,8 +361,7 @@ def publish_loaded(pool: PoolArrays, group: GroupArrays, parent: int, blocks: In
         if not pool.records[carrier, NAME]:
             return
         if group.parameters[SHEDS] and carrier == block:
-            forget_reasons(pool.records, block)
-            add_reasons(pool.records, block, AT_END)
+            pool.records[block, KEPT] = AT_END
         parent = carrier
 
 

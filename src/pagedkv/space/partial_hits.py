@@ -44,6 +44,7 @@ from pagedkv.blocks.record import (
     AT_JUNCTION,
     EXTRA,
     FREE,
+    KEPT,
     NAME,
     NULL_BLOCK,
     OPEN_STEP,
@@ -51,7 +52,6 @@ from pagedkv.blocks.record import (
     QUEUE,
     SUCCESSOR,
     PoolArrays,
-    add_reasons_of,
 )
 from pagedkv.blocks.siblings import OLDER
 from pagedkv.compilation.compiled import compiled, inlined
@@ -405,7 +405,7 @@ class TailFeature(SpaceFeature):
             state.loops[reuse_all](group.pool.arrays, blocks)
             if group.arrays.parameters[SHEDS]:  # a prompt ended with that state, or inside that block
                 why = AT_END if group in state.state_groups else AT_JUNCTION
-                add_reasons_of(group.pool.arrays.records, tail.block, why)
+                group.pool.arrays.records[tail.block, KEPT] |= why
             note_reliance(state, ledger, group, batch, blocks)
 
     def allocating(self, group: Group) -> None:

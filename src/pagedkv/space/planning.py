@@ -26,7 +26,9 @@ from pagedkv.blocks.life_cycle import drop_name, lower_hold, settle_until
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.record import (
     CALLED_OFF,
+    HOLD_STEP,
     IN_ORDER,
+    IN_USE,
     NAME,
     NEW,
     NULL_BLOCK,
@@ -34,10 +36,6 @@ from pagedkv.blocks.record import (
     PENDING_STEP,
     QUEUE,
     PoolArrays,
-    hold_until,
-    note_content,
-    note_no_content,
-    set_pending,
 )
 from pagedkv.blocks.sweeps import withdraw_since
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
@@ -476,9 +474,9 @@ def collect_new(records: Int32Array, counts: Int64Array, buffer: Int32Array, lin
     for place in range(first, first + buffer[entries + LENGTH]):
         block = buffer[place]
         if records[block, QUEUE] == NEW:
-            note_content(records, block)
+            records[block, QUEUE] = IN_USE
             if not counts[IN_ORDER]:
-                hold_until(records, block, counts[OPEN_STEP])  # the plan may have it cleared
+                records[block, HOLD_STEP] = counts[OPEN_STEP]  # the plan may have it cleared
             buffer[offset + length] = block
             length += 1
     place_part(buffer, line, 1, length)
@@ -811,7 +809,7 @@ def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch:
         for index in range(first, rows[row, at + NUM_BLOCKS]):
             block = group.table[row, index]
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] >= step:
-                set_pending(pool.records, block, pool.counts[OPEN_STEP])
+                pool.records[block, PENDING_STEP] = pool.counts[OPEN_STEP]
         if rows[row, at + NUM_PUBLISHED] > first:
             publish_to(rows, row, at, first)
             rewind_tail(pool, group, rows, row)
@@ -844,4 +842,4 @@ def renew_new(
         for index in range(first, rows[row, group.parameters[AT] + NUM_BLOCKS]):
             block = group.table[row, index]
             if block != NULL_BLOCK and is_concerned[block]:
-                note_no_content(pool.records, block)
+                pool.records[block, QUEUE] = NEW

@@ -19,13 +19,14 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.digests import ExtraKeyArrays, copy_digest, digest_content, keys_of_blocks, set_extras
+from pagedkv.blocks.digests import ExtraKeyArrays, copy_digest, digest_content, keys_of_blocks
 from pagedkv.blocks.epochs import is_fresher, same_epochs
 from pagedkv.blocks.eviction.policy import FETCHED_AHEAD, expect
 from pagedkv.blocks.life_cycle import adopt, drop_name, release
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import find, is_child_of, name_block
 from pagedkv.blocks.record import (
+    AHEAD,
     DIGEST_WORDS,
     EXTRA,
     LIFE,
@@ -38,7 +39,6 @@ from pagedkv.blocks.record import (
     REF_COUNT,
     SETTLED_STEP,
     PoolArrays,
-    note_ahead,
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint32Array
@@ -140,7 +140,7 @@ def tag(state: SpaceState, group: Group, blocks: Int32Array, first: int, encodin
     named = blocks[np.array(places, np.intp) - first]
     ids = np.array(state.extra_keys.intern_all([encodings[index] for index in places]), np.int32)
     is_new = (named != NULL_BLOCK) & (group.pool.arrays.records[named, NAME] == 0)  # else it is a kept state
-    set_extras(group.pool.arrays, named[is_new], ids[is_new])
+    group.pool.arrays.records[named[is_new], EXTRA] = ids[is_new]
 
 
 def _sweep_keys(state: SpaceState) -> None:
@@ -286,7 +286,7 @@ def publish_new_blocks(
                 continue
             carrier = publish_block(pool, group, block, record[at + TAIL], record[at + TAIL_LIFE])
             if group.parameters[KIND] == FULL and index >= LOOKAHEAD:
-                note_ahead(pool.records, group.table[row, index - LOOKAHEAD], carrier)
+                pool.records[group.table[row, index - LOOKAHEAD], AHEAD] = carrier
             set_tail(rows, row, at, carrier, pool.records[carrier, LIFE])
             if carrier != block:
                 entry = duplicates[num_duplicates]

@@ -16,7 +16,7 @@ import numpy as np
 from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.life_cycle import make_unheld_spare, release
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.record import KEPT, NAME, NULL_BLOCK, OTHER_EPOCH, REF_COUNT, RESET, PoolArrays, mark_spare
+from pagedkv.blocks.record import KEPT, NAME, NULL_BLOCK, OTHER_EPOCH, REF_COUNT, RESET, SPARE, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arguments import NO_NUMBERS, as_count
 from pagedkv.contract.arrays import Int32Array
@@ -189,7 +189,7 @@ def release_or_shed(pool: PoolArrays, group: GroupArrays, block: int, last_step:
     """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
     record = pool.records[block]
     if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
-        mark_spare(pool.records, block)
+        pool.records[block, KEPT] = SPARE
     release(pool, block, last_step)
 
 

@@ -32,7 +32,6 @@ from pagedkv.blocks.record import (
     QUEUE,
     SETTLED_STEP,
     PoolFeatures,
-    open_next,
     renumber,
 )
 from pagedkv.contract.answers import Load, Shortage, TenantShare, Ticket
@@ -439,7 +438,7 @@ class SpaceState:
     def advance_open_step(self) -> None:
         """Begin the next step, in every pool."""
         for pool in self.all_pools:
-            open_next(pool.arrays.counts)
+            pool.arrays.counts[OPEN_STEP] += 1
         if self.open_step >= STEPS_BEFORE_RENUMBERING:
             self._renumber_steps()
 

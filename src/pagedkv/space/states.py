@@ -22,22 +22,23 @@ from typing import NamedTuple
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import ExtraKeyArrays, digest_block, set_digest, set_extra, set_parent
+from pagedkv.blocks.digests import ExtraKeyArrays, digest_block, set_digest, set_parent
 from pagedkv.blocks.epochs import copy_epochs
 from pagedkv.blocks.life_cycle import drop_name, release
 from pagedkv.blocks.prefix_index import find, name_block
 from pagedkv.blocks.record import (
     AT_END,
     EXTRA,
+    HOLD_STEP,
+    IN_USE,
+    KEPT,
     LIFE,
     NAME,
     NULL_BLOCK,
     OPEN_STEP,
     PENDING_STEP,
+    QUEUE,
     PoolArrays,
-    add_reasons_of,
-    hold_until,
-    note_content,
 )
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint32Array
@@ -151,7 +152,7 @@ class CheckpointFeature(SpaceFeature):
         if block == NULL_BLOCK:
             return
         if group.arrays.parameters[SHEDS]:
-            add_reasons_of(pool.arrays.records, block, AT_END)
+            pool.arrays.records[block, KEPT] |= AT_END
         life = int(pool.arrays.records[block, LIFE])
         self.checkpoints.note(pool.name, block, TailNote(group.index, parent.tobytes(), length, life))
 
@@ -366,7 +367,7 @@ def name_tail(
         return NULL_BLOCK
     set_digest(pool, block, extra_keys.digest)
     set_parent(pool, block, parent)
-    set_extra(pool.records, block, extra)
+    pool.records[block, EXTRA] = extra
     record = rows[row]
     at = group.parameters[AT]
     name_block(pool, name, block, record[at + TAIL], record[at + TAIL_LIFE])
@@ -400,12 +401,12 @@ def resume(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, ind
     The row has a reference to the checkpoint, which is released, unless the row's own block is the checkpoint.
     """
     own = group.table[row, index]
-    note_content(pool.records, own)
+    pool.records[own, QUEUE] = IN_USE
     if own == source:
         return False
     if len(pool.epochs):
         copy_epochs(pool, source, pool, own)
-    hold_until(pool.records, own, pool.counts[OPEN_STEP])
-    hold_until(pool.records, source, pool.counts[OPEN_STEP])
+    pool.records[own, HOLD_STEP] = pool.counts[OPEN_STEP]
+    pool.records[source, HOLD_STEP] = pool.counts[OPEN_STEP]
     release(pool, source, rows[row, LAST_STEP])
     return True

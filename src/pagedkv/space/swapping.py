@@ -35,11 +35,10 @@ from pagedkv.blocks.record import (
     OPEN_STEP,
     PENDING_STEP,
     QUEUE,
+    REF_COUNT,
     SETTLED_STEP,
     PoolArrays,
-    add_references,
     become_copy,
-    set_pending,
 )
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Shortage
@@ -484,7 +483,7 @@ def move_rows(
             elif moved_to[block] < 0:
                 moved_to[block] = -moved_to[block]  # its first reference was taken when it was claimed
             else:
-                add_references(destination.records, moved_to[block], 1)
+                destination.records[moved_to[block], REF_COUNT] += 1
         for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
             block = group.table[row, index]
             if block != NULL_BLOCK:
@@ -541,7 +540,7 @@ def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32A
         planned = record[group.parameters[PLANNED]]
         for index in range(planned // block_size, record[at + NUM_BLOCKS]):
             if group.table[row, index] != NULL_BLOCK and planned < record[NUM_TOKENS]:
-                set_pending(pool.records, group.table[row, index], pool.counts[OPEN_STEP])
+                pool.records[group.table[row, index], PENDING_STEP] = pool.counts[OPEN_STEP]
         if group.parameters[CACHING]:
             publish_to(rows, row, at, 0)
             set_tail(rows, row, at, NULL_BLOCK, 0)

@@ -15,14 +15,13 @@ from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.record import (
     DIGEST_WORDS,
+    LIFE,
     NAME,
     NULL_BLOCK,
     OPEN_STEP,
     PENDING_STEP,
     REF_COUNT,
     PoolArrays,
-    end_life,
-    set_pending,
 )
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
@@ -318,9 +317,9 @@ def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
         partial = group.table[row, num_full]
         if pool.records[partial, NAME]:
             drop_name(pool, partial)
-        end_life(pool.records, partial)
+        pool.records[partial, LIFE] += 1
         if record[planned] >= length and pool.records[partial, PENDING_STEP] == pool.counts[OPEN_STEP]:
-            set_pending(pool.records, partial, record[LAST_STEP])  # the open step no longer writes it
+            pool.records[partial, PENDING_STEP] = record[LAST_STEP]  # the open step no longer writes it
     if planned != NUM_PLANNED:
         plan_to(rows, row, planned, min(record[planned], length))
     digest_to(rows, row, at, min(record[at + NUM_DIGESTED], num_full))

@@ -47,11 +47,8 @@ from pagedkv.blocks.record import (
     NULL_BLOCK,
     REF_COUNT,
     PoolArrays,
-    add_reasons,
     is_leased,
     is_spare,
-    keep_instead,
-    keep_only_for,
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
@@ -238,7 +235,7 @@ def keep_for(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, i
     if block != NULL_BLOCK:
         if is_spare(pool, block):
             make_cached(pool, block)
-        add_reasons(pool.records, block, why)
+        pool.records[block, KEPT] |= why
 
 
 @compiled
@@ -332,7 +329,7 @@ def replace_reason(pool: PoolArrays, block: int, former: int, why: int) -> None:
     """Replace a reason to keep a block, if it has that one; no effect on a null, spare or leased block."""
     if block != NULL_BLOCK and not is_spare(pool, block) and not is_leased(pool, block):
         if pool.records[block, KEPT] & former:
-            keep_instead(pool.records, block, former, why)
+            pool.records[block, KEPT] = (pool.records[block, KEPT] ^ former) | why
         shed(pool, block)
 
 
@@ -356,7 +353,7 @@ def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
     """Record that prompts branch where a hit ends. ``hits``: its blocks, null where none is needed."""
     for block in hits:
         if block != NULL_BLOCK:
-            add_reasons(pool.records, block, AT_JUNCTION)
+            pool.records[block, KEPT] |= AT_JUNCTION
 
 
 @compiled
@@ -374,7 +371,7 @@ def move_end_on(
     """
     for block in hits:
         if block != NULL_BLOCK and not is_leased(pool, block):
-            keep_only_for(pool.records, block, AT_JUNCTION)
+            pool.records[block, KEPT] &= AT_JUNCTION
     parameters = group.parameters
     kind, span, block_size = parameters[KIND], parameters[SPAN], parameters[BLOCK_SIZE]
     end = len(hits) * block_size

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import set_digest, set_token
+from pagedkv.blocks.digests import set_digest
 from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.life_cycle import (
@@ -46,7 +46,6 @@ from pagedkv.blocks.record import (
     PARENT_LIFE,
     WITHDRAWN,
     PoolArrays,
-    lead_to,
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
@@ -67,7 +66,7 @@ NUM_PLACES: Final = 2
 @inlined
 def _make_vacant(pool: PoolArrays, places: Int64Array, entry: int) -> None:
     """Put an entry without a name and with one reference at the front of the vacant entries."""
-    lead_to(pool.records, entry, places[VACANT])
+    pool.records[entry, NEXT] = places[VACANT]
     places[VACANT] = entry
     places[NUM_VACANT] += 1
 
@@ -96,7 +95,7 @@ def _take(pool: PoolArrays, places: Int64Array, key: Uint32Array, nbytes: int) -
     places[VACANT] = pool.records[entry, NEXT]
     places[NUM_VACANT] -= 1
     set_digest(pool, entry, key)
-    set_token(pool, entry, 0, nbytes)
+    pool.tokens[entry, 0] = nbytes
     return entry
 
 
