@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.markdown import table
 from benchmarks.repository import ROOT
-from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.eviction.policy import LRU
 from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.planner.capacity.pool_hits import lru_hits_by_capacity, optimal_hits, pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector

@@ -32,8 +32,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     SWEEP,
     VALUE,
 )
-from pagedkv.blocks.eviction.hazard.policy import HAZARD
-from pagedkv.blocks.eviction.hazard.victims import draw
+from pagedkv.blocks.eviction.hazard.policy import HAZARD, draw
 from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.blocks.record import CLOCK_US, PoolArrays

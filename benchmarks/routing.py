@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.machine import describe
-from pagedkv.contract.events import STORED, TierEvents
+from pagedkv.contract.answers import STORED, TierEvents
 from pagedkv.planner.traces.clocks import spread_stamps
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request

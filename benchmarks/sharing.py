@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from pagedkv.contract.budget import blocks_that_fit
+from pagedkv.contract.space_config import blocks_that_fit
 from pagedkv.models import read_model
 from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.planner.traces import TokenizedRequest

@@ -11,18 +11,22 @@ from pagedkv.classic import BlockSpaceManager, BlockTable
 from pagedkv.contract.answers import (
     AbortedSteps,
     Allocation,
+    CacheEventKind,
+    CacheEvents,
     EpochSpan,
+    Explanation,
     InvalidatedMemory,
     Load,
+    Miss,
+    MissCause,
     PrefixGone,
     Shortage,
     TenantShare,
     Ticket,
+    TierEvents,
     Withdrawal,
 )
-from pagedkv.contract.events import CacheEventKind, CacheEvents, TierEvents
 from pagedkv.contract.keys import MediaSpan, RequestKeys
-from pagedkv.contract.miss_causes import Explanation, Miss, MissCause
 from pagedkv.contract.plan import (
     BlockMoves,
     DraftStates,

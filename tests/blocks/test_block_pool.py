@@ -17,7 +17,7 @@ from pagedkv.blocks.record import (
     PoolFeatures,
 )
 from pagedkv.blocks.sweeps import drop_all_names, withdraw_since
-from pagedkv.contract.events import CacheEventKind
+from pagedkv.contract.answers import CacheEventKind
 from pagedkv.errors import BlockError, ConfigurationError
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from pagedkv import BlockPool
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE, PROTECTED, REUSED
-from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.eviction.policy import LRU
 from pagedkv.blocks.eviction.registry import DEFAULT
 from tests.blocks.eviction_model import Flows, NamedPool, digest_words
 

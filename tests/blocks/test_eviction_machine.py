@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE
-from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.eviction.policy import LRU
 from pagedkv.blocks.record import NULL_BLOCK
 from tests.blocks.eviction_model import Block, Ghost, Model, NamedPool
 

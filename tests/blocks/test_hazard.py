@@ -14,7 +14,6 @@ from benchmarks.eviction_capacities import turning
 from pagedkv import BlockPool
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE
-from pagedkv.blocks.eviction.hazard.classes import leaf_a, leaf_b, leaf_f, pack
 from pagedkv.blocks.eviction.hazard.layout import (
     HITS,
     IS_ON_CLOCK,
@@ -37,11 +36,14 @@ from pagedkv.blocks.eviction.hazard.layout import (
     VALUE,
     WIDTH,
     WORK,
+    leaf_a,
+    leaf_b,
+    leaf_f,
+    pack,
 )
 from pagedkv.blocks.eviction.hazard.learning import EXPONENT_A, EXPONENT_B, EXPONENT_F
 from pagedkv.blocks.eviction.hazard.policy import HAZARD
-from pagedkv.blocks.eviction.lru import LRU
-from pagedkv.blocks.eviction.policy import note_request
+from pagedkv.blocks.eviction.policy import LRU, note_request
 from pagedkv.blocks.life_cycle import acquire, release, reuse
 from pagedkv.blocks.prefix_index import find, name_block
 from pagedkv.blocks.record import LIFE, NULL_BLOCK, NUM_EVICTED, PoolArrays

@@ -18,7 +18,6 @@ from hypothesis.stateful import (
 )
 
 from pagedkv.blocks.auditing import check_pool
-from pagedkv.blocks.eviction.hazard.ages import ticks_now
 from pagedkv.blocks.eviction.hazard.layout import (
     COUNTED_LIFE,
     GHOST_ROW_WORDS,
@@ -40,9 +39,9 @@ from pagedkv.blocks.eviction.hazard.layout import (
     VICTIM,
     VICTIM_LEFT,
     VICTIM_RUN,
+    ticks_now,
 )
-from pagedkv.blocks.eviction.hazard.policy import HAZARD
-from pagedkv.blocks.eviction.hazard.victims import OF_LRU, value_of
+from pagedkv.blocks.eviction.hazard.policy import HAZARD, OF_LRU, value_of
 from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.life_cycle import make_spare
 from pagedkv.blocks.prefix_index import find

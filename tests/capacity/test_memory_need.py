@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv.contract.budget import GIB
+from pagedkv.contract.space_config import GIB
 from pagedkv.planner.capacity.curve import CacheNeed, MemoryNeed, cache_need, live_need
 
 CACHE = CacheNeed(8000, 16, 8 * GIB)

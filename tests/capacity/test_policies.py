@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE
-from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.eviction.policy import LRU
 from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.blocks.record import NULL_BLOCK
 from pagedkv.planner.capacity.pool_hits import lru_hits_by_capacity, optimal_hits, pool_hits

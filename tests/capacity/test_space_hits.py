@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from benchmarks.windows.ours import our_hits
 from benchmarks.windows.setting import BLOCK_SIZE, MAX_CHUNK, NUM_WINDOWS, WINDOW, two_pools
 from benchmarks.windows.workloads import WORKLOADS
-from pagedkv.contract.budget import GIB
-from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.space_config import GIB, SpaceConfig
 from pagedkv.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.planner.capacity.curve import CacheNeed
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, SpaceHits, measure_model_curve, space_hits

@@ -13,7 +13,7 @@ from pagedkv.cluster import ReplicaSpec
 from pagedkv.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest
 from pagedkv.cluster.replica import RESCAN_S, EngineReplica
 from pagedkv.cluster.replicated_engine import sums_by_tier
-from pagedkv.contract.events import TierEvents
+from pagedkv.contract.answers import TierEvents
 from pagedkv.engine import EngineConfig, Intent, SamplingParams
 from pagedkv.errors import EngineError, RequestError
 from pagedkv.events import EventFollower, follow

@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from pagedkv.cluster import ReplicatedEngine, add_routes
 from pagedkv.cluster.messages import ReplicaFacts, RoutedRequest
 from pagedkv.cluster.placements import Placements
-from pagedkv.contract.events import TierEvents
+from pagedkv.contract.answers import TierEvents
 from pagedkv.contract.spec import FullAttention
 from pagedkv.engine import Intent, SamplingParams
 from pagedkv.routing import ReplicaIndex, RoutingReason

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.contract.miss_causes import MissCause
+from pagedkv.contract.answers import MissCause
 from pagedkv.engine import LLM, SamplingParams, TokensPrompt
 from pagedkv.space import Receipt
 from tests.engine.families import make_model

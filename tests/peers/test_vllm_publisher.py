@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
 from pagedkv import FullAttention, GroupSpec, MediaSpan, RequestKeys, SlidingWindow, hash_block_tokens
 from pagedkv.blocks.digests import ROOT_DIGEST
-from pagedkv.contract.events import REMOVED, STORED, TierEvents
+from pagedkv.contract.answers import REMOVED, STORED, TierEvents
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import ChunkedLocal, RecurrentState
 from pagedkv.errors import RecordingError

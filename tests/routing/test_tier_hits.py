@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import FullAttention, GroupSpec, RequestKeys, SlidingWindow
+from pagedkv.contract.answers import CacheEvents, TierEvents
 from pagedkv.contract.arguments import as_token_array
-from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing import RecordWriter, ReplicaIndex, Router, RoutingReason, RoutingRules, replay

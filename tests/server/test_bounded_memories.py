@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv.contract.miss_causes import Explanation, MissCause
+from pagedkv.contract.answers import Explanation, MissCause
 from pagedkv.server import ApiError, Caller
 from pagedkv.server.anthropic.conversations import ContentBlocks
 from pagedkv.server.anthropic.diagnostics import Fingerprint, MessageMemory, cache_miss_reason

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pagedkv.blocks.eviction.registry import POLICIES
-from pagedkv.contract.budget import blocks_that_fit
+from pagedkv.contract.space_config import blocks_that_fit
 from pagedkv.contract.spec import FullAttention, RecurrentState, SlidingWindow
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import read_model

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pagedkv import BlockSpace, Load, PoolStatistics, SpaceConfig, SpaceStatistics
-from pagedkv.contract.answers import Shortage
-from pagedkv.contract.events import CacheEventKind
+from pagedkv.contract.answers import CacheEventKind, Shortage
 from tests.space.memory_model import Device, Move, Place, Step, host
 from tests.space.new_blocks_model import NewBlocksModel
 from tests.space.receipts_model import ReceiptsModel

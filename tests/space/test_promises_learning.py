@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.blocks.eviction.hazard.classes import output_of
-from pagedkv.blocks.eviction.hazard.layout import CLASSES, NEXT_RUN, TICKS, TICKS_PER_SECOND
+from pagedkv.blocks.eviction.hazard.layout import CLASSES, NEXT_RUN, TICKS, TICKS_PER_SECOND, output_of
 from pagedkv.blocks.record import CLOCK_US, HAS_CLOCK
 from pagedkv.errors import ConfigurationError, TokenError
 from tests.compiling import TESTED_POLICIES

@@ -20,7 +20,7 @@ from pagedkv import (
     SpaceConfig,
     StepPlan,
 )
-from pagedkv.contract.miss_causes import MissCause
+from pagedkv.contract.answers import MissCause
 from pagedkv.errors import ConfigurationError, SequenceError, TruncationError
 from tests.space.replay_model import evict_windows
 from tests.space.spaces import acknowledge, allocate, hit, new_space, run_step, tokens, unchanged

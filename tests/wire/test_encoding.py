@@ -27,7 +27,7 @@ from pagedkv import (
     hash_block_tokens,
     hash_request_tokens,
 )
-from pagedkv.contract.events import REMOVED, STORED, TierEvents
+from pagedkv.contract.answers import REMOVED, STORED, TierEvents
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import RecurrentState
 from pagedkv.errors import RecordingError

@@ -19,7 +19,7 @@ import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.cached_bounds import first_unbounded
-from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.eviction.policy import LRU
 from pagedkv.blocks.free_queue import (
     blocks_of_list,
     deferred_sentinel,

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from pagedkv.blocks import cached_bounds, event_log, free_queue
 from pagedkv.blocks.event_log import new_log
-from pagedkv.blocks.eviction.lru import LRU
-from pagedkv.blocks.eviction.policy import EvictionPolicy
+from pagedkv.blocks.eviction.policy import LRU, EvictionPolicy
 from pagedkv.blocks.eviction.registry import DEFAULT, require_listed
 from pagedkv.blocks.ghosts import new_ghosts
 from pagedkv.blocks.life_cycle import acquire, release
@@ -48,8 +47,8 @@ from pagedkv.blocks.record import (
 )
 from pagedkv.blocks.sweeps import drop_all_names
 from pagedkv.blocks.tenant_charges import accounts_of, new_accounts, num_permitted, set_current_tenant
+from pagedkv.contract.answers import CacheEvents
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.events import CacheEvents
 from pagedkv.errors import BlockError, ConfigurationError
 
 __all__ = ["BlockPool", "KVCacheBlock", "new_arrays"]

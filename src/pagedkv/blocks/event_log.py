@@ -15,9 +15,9 @@ from pagedkv.blocks.record import (
     featured,
 )
 from pagedkv.compilation.compiled import inlined
+from pagedkv.contract.answers import CLEARED, GAP, STORED, CacheEvents
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.contract.arrays import Uint32Array
-from pagedkv.contract.events import CLEARED, GAP, STORED, CacheEvents
 
 __all__ = ["drain", "log_cleared", "log_event", "new_log"]
 

@@ -39,8 +39,8 @@ from pagedkv.blocks.record import (
 )
 from pagedkv.blocks.siblings import link_child, next_child, unlink_child
 from pagedkv.compilation.compiled import inlined, unsigned
+from pagedkv.contract.answers import REMOVED, STORED
 from pagedkv.contract.arrays import Uint32Array
-from pagedkv.contract.events import REMOVED, STORED
 from pagedkv.errors import BlockError
 
 __all__ = [

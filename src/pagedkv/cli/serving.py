@@ -29,8 +29,7 @@ from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.tables import print_numbers, shown_parts
 from pagedkv.cli.trace_options import TimedTraceOptions, TraceSources
 from pagedkv.cli.user_errors import as_typed
-from pagedkv.contract.budget import blocks_that_fit
-from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.contract.space_config import DEFAULT_EVICTION, blocks_that_fit
 from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB

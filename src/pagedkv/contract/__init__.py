@@ -2,14 +2,14 @@
 
 In the order in which data passes them::
 
-    spec, space_config   inputs: groups of layers, and the configuration of a space
+    spec, space_config   inputs: groups of layers; the configuration of a space, and how memory is split among its pools
     keys                 the extra keys in the digests of a prompt's blocks
-    arguments            checks of callers' arguments; field_checks: checks of the fields of specifications
-    budget               splits memory among pools
-    plan, plan_buffer    StepPlan, and the layout of its buffer; fingerprint: ties a plan to its configuration
-    answers, events, explanation   outputs
-    errors               the tree of errors; extras: packages that may not be installed
+    arguments            checks of callers' arguments
+    plan                 StepPlan
+    answers              outputs: results, receipts, explanations, events
+    head_slices          which slice of which block goes where, between engines with other numbers of ranks
     arrays               types of arrays
+    extras               packages that may not be installed
 
 Any room may import any of these modules. None of them holds state or makes a decision.
 """

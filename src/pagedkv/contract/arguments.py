@@ -8,7 +8,8 @@ serves a sequence, or has a given length, is checked elsewhere.
 import math
 import struct
 from collections.abc import Collection, Sequence
-from typing import Final, TypeAlias
+from dataclasses import fields
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +32,18 @@ __all__ = [
     "as_number",
     "as_row",
     "as_token_array",
+    "check_count",
+    "check_flag",
+    "require",
     "require_instance",
+    "short_repr",
 ]
-
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | memoryview | bytearray
 """Token ids as callers pass them: a NumPy array, a list, or any one-dimensional integer buffer."""
-
 Rows: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer]
 """Rows of the tables as callers pass them: one row, or a flat sequence or array of rows."""
-
 LARGEST_SIZE: Final = 2**31 - 1
 """Largest int32, the type of ids, counts and positions."""
-
 INT32: Final = np.dtype(np.int32)
 NO_NUMBERS: Final = (bool, np.bool_, np.timedelta64)
 """Types that pass for numbers in Python or in NumPy, and are refused."""
@@ -234,3 +235,26 @@ def as_counts(values: npt.ArrayLike, num_rows: int, what: str) -> npt.NDArray[np
 def as_row(row: int) -> int:
     """Check one row's number. Raises UnknownSequenceError."""
     return as_count(row, "row", error=UnknownSequenceError)
+
+
+def require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as an assertion
+    """Raise ConfigurationError unless a condition holds."""
+    if not condition:
+        raise ConfigurationError(message)
+
+
+def check_count(spec: object, name: str, *, least: int = 1) -> None:
+    """Check a count in a field of a frozen dataclass, and store it there as a plain integer."""
+    object.__setattr__(spec, name, as_count(getattr(spec, name), name, least=least))
+
+
+def check_flag(spec: object, name: str) -> None:
+    """Raise ConfigurationError unless a field is True or False."""
+    given = getattr(spec, name)
+    require(isinstance(given, bool), f"{name} must be True or False, got {given!r}")
+
+
+def short_repr(spec: Any) -> str:  # noqa: ANN401 - any dataclass
+    """Write a specification as Python would build it, without fields that have their default value."""
+    shown = [item for item in fields(spec) if item.init and getattr(spec, item.name) != item.default]
+    return f"{type(spec).__name__}({', '.join(f'{item.name}={getattr(spec, item.name)!r}' for item in shown)})"

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, NewType, TypeAlias, assert_never
 
-from pagedkv.contract.arguments import TokenIds
-from pagedkv.contract.field_checks import check_count, check_flag, require, short_repr
+from pagedkv.contract.arguments import TokenIds, check_count, check_flag, require, short_repr
 
 __all__ = [
     "AllocStatus",

@@ -6,7 +6,7 @@ from typing import Final, get_args
 import torch
 
 from pagedkv.contract.arguments import as_count, as_number
-from pagedkv.contract.budget import blocks_that_fit
+from pagedkv.contract.space_config import blocks_that_fit
 from pagedkv.contract.spec import GroupSpec, keeps_state
 from pagedkv.device.shapes import GroupShape, StateShape
 from pagedkv.device.tensors import as_device

@@ -27,9 +27,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final, final
 
+from pagedkv.contract.answers import TierEvents
 from pagedkv.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.events import TierEvents
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.device import is_device_failure
 from pagedkv.engine.answering import Answering, Sampler

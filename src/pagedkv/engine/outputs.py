@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from pagedkv.contract.miss_causes import Explanation
+from pagedkv.contract.answers import Explanation
 from pagedkv.engine.sampling import TokenLogprobs
 from pagedkv.space import Receipt
 from pagedkv.tiers.served import TierNote

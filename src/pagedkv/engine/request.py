@@ -31,11 +31,10 @@ from typing import Final, Protocol, final
 import numpy as np
 import torch
 
+from pagedkv.contract.answers import Explanation, Receipt
 from pagedkv.contract.arguments import as_count, as_token_array
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.contract.miss_causes import Explanation
-from pagedkv.contract.receipt import Receipt
 from pagedkv.engine.guessing import LookupText, PredictedText, PromptLookup
 from pagedkv.engine.outputs import Completion, FinishReason, RequestOutput
 from pagedkv.engine.sampling import (

@@ -28,8 +28,8 @@ from itertools import tee
 from types import TracebackType
 from typing import Final, Self, final
 
+from pagedkv.contract.answers import CacheEvents, TierEvents
 from pagedkv.contract.arguments import as_count, as_number
-from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import ConfigurationError, PagedKVError

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, assert_never
 
-from pagedkv.contract.budget import GIB
+from pagedkv.contract.space_config import GIB
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.errors import ConfigurationError
 from pagedkv.models.config import COMPARE, ModelConfig

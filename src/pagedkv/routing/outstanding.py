@@ -17,7 +17,7 @@ from typing import final
 import numpy as np
 
 from pagedkv.blocks.digests import words_of_digests
-from pagedkv.contract.events import CacheEvents, TierEvents
+from pagedkv.contract.answers import CacheEvents, TierEvents
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing.prompts import HashedPrompt
 from pagedkv.routing.residency import Residency

@@ -30,8 +30,8 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
+from pagedkv.contract.answers import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing.prompts import HashedPrompt

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.blocks.digests import hash_request_tokens
-from pagedkv.contract.events import STORED, CacheEvents, TierEvents
+from pagedkv.contract.answers import STORED, CacheEvents, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import FullAttention, GroupSpec, SlidingWindow
 from pagedkv.routing.prompts import PromptHasher

@@ -19,8 +19,8 @@ from typing import Final, TypeAlias, final
 import numpy as np
 
 from pagedkv.blocks.digests import words_of_digests
+from pagedkv.contract.answers import CacheEventKind, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.events import CacheEventKind, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import GroupSpec, TokenIds
 from pagedkv.errors import ConfigurationError

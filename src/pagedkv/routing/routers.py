@@ -23,8 +23,8 @@ from enum import StrEnum
 from itertools import count
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
+from pagedkv.contract.answers import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.arguments import as_choice, as_number
-from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import ConfigurationError

@@ -19,8 +19,8 @@ import numpy as np
 
 from pagedkv.blocks.digests import words_of_digests
 from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.answers import STORED, TierEvents
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.events import STORED, TierEvents
 from pagedkv.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing.prompts import HashedPrompt

@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from pagedkv.contract.answers import Receipt
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import RequestKeys
-from pagedkv.contract.receipt import Receipt
 from pagedkv.scheduling.config import NO_INTENT
 from pagedkv.scheduling.request import Request
 from pagedkv.space import BlockSpace

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pagedkv.contract.miss_causes import Explanation, MissCause
+from pagedkv.contract.answers import Explanation, MissCause
 from pagedkv.engine import RequestOutput
 from pagedkv.server.access import Caller
 from pagedkv.server.engines import EngineFacts

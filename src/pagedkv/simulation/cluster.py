@@ -26,9 +26,9 @@ from typing import Final, final
 import numpy as np
 
 from pagedkv import scheduling
+from pagedkv.contract.answers import CacheEvents, TierEvents
 from pagedkv.contract.arguments import as_choice, as_count, as_number
 from pagedkv.contract.arrays import Float64Array
-from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest

@@ -35,10 +35,8 @@ import numpy.typing as npt
 
 from pagedkv.blocks import NULL_BLOCK
 from pagedkv.compilation.compiled import compiled
-from pagedkv.contract.answers import Load
+from pagedkv.contract.answers import REMOVED, CacheEvents, Load, Miss, MissCause
 from pagedkv.contract.arrays import Float64Array, Int32Array, Int64Array
-from pagedkv.contract.events import REMOVED, CacheEvents
-from pagedkv.contract.miss_causes import Miss, MissCause
 from pagedkv.contract.plan import BlockMoves, StepPlan
 from pagedkv.contract.spec import GroupSpec, keeps_whole_prefix
 from pagedkv.planner.traces.request import Tenants

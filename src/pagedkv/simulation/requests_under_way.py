@@ -4,7 +4,7 @@ from collections.abc import ValuesView
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from pagedkv.contract.miss_causes import Explanation, Miss
+from pagedkv.contract.answers import Explanation, Miss
 from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.space import BlockSpace, ObservedSpace, PrefixHit, SpaceObserver
 from pagedkv.tiers.served import TierNote

@@ -45,9 +45,9 @@ from typing import Any, Final, Literal, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.contract.answers import TierEvents
 from pagedkv.contract.arguments import as_choice, as_count, as_number
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.events import TierEvents
 from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.space import BlockSpace, PrefixHit

@@ -27,8 +27,8 @@ from tempfile import TemporaryFile
 from typing import IO, Final, Protocol, final
 
 from pagedkv import scheduling
+from pagedkv.contract.answers import TierEvents
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest

@@ -11,8 +11,7 @@ have takes part in these by ``feature``: ``tenants``, ``epochs``, ``leasing``, `
 invariant.
 """
 
-from pagedkv.contract.events import BlockContents, StoredBlocks
-from pagedkv.contract.receipt import Receipt
+from pagedkv.contract.answers import BlockContents, Receipt, StoredBlocks
 from pagedkv.space.block_space import BlockSpace
 from pagedkv.space.inspection import (
     BlockDetails,

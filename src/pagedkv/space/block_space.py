@@ -24,9 +24,11 @@ from pagedkv.contract.answers import (
     AbortedSteps,
     Allocation,
     EpochSpan,
+    Explanation,
     InvalidatedMemory,
     Load,
     PrefixGone,
+    Receipt,
     Shortage,
     TenantShare,
     Ticket,
@@ -35,9 +37,7 @@ from pagedkv.contract.answers import (
 from pagedkv.contract.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.contract.miss_causes import Explanation
 from pagedkv.contract.plan import BlockMoves, StepPlan
-from pagedkv.contract.receipt import Receipt
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.contract.spec import AllocStatus, StepId, TokenIds
 from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError, TokenError

@@ -91,9 +91,9 @@ from pagedkv.blocks.record import (
     PoolArrays,
 )
 from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.contract.answers import ORDER, Explanation, Miss, MissCause, number_of
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.keys import EPOCH, LORA, MEDIA, SALT, differing_tags
-from pagedkv.contract.miss_causes import ORDER, Explanation, Miss, MissCause, number_of
 from pagedkv.contract.spec import keeps_state
 from pagedkv.errors import SequenceError
 from pagedkv.space.matching import (

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.answers import Receipt
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.receipt import Receipt
 from pagedkv.space.matching import PrefixHit
 from pagedkv.space.observer import SpaceObserver
 from pagedkv.space.replaying import num_replayed

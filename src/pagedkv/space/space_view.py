@@ -16,12 +16,10 @@ import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.record import PENDING_STEP, REF_COUNT
+from pagedkv.contract.answers import BlockContents, CacheEvents, Miss, Receipt, StoredBlocks
 from pagedkv.contract.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.events import BlockContents, CacheEvents, StoredBlocks
-from pagedkv.contract.miss_causes import Miss
 from pagedkv.contract.plan import PageLists, StepPlan
-from pagedkv.contract.receipt import Receipt
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.errors import ConfigurationError, InterruptedSpaceError
 from pagedkv.space import (

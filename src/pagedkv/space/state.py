@@ -34,12 +34,11 @@ from pagedkv.blocks.record import (
     PoolFeatures,
     renumber,
 )
-from pagedkv.contract.answers import Load, Shortage, TenantShare, Ticket
+from pagedkv.contract.answers import Load, Receipt, Shortage, TenantShare, Ticket
 from pagedkv.contract.arguments import LARGEST_SIZE, as_count, as_counts
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.plan import StepPlan
-from pagedkv.contract.receipt import Receipt
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import GroupSpec, StepId, keeps_state, most_checkpoints, num_draft_states
 from pagedkv.errors import (

@@ -13,8 +13,7 @@ from pagedkv.blocks.record import (
     NUM_LEASED,
     NUM_NAMED,
 )
-from pagedkv.contract.answers import TenantShare
-from pagedkv.contract.receipt import Receipt
+from pagedkv.contract.answers import Receipt, TenantShare
 from pagedkv.space.loading import num_held
 from pagedkv.space.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
 from pagedkv.space.state import SpaceState

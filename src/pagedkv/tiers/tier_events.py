@@ -10,7 +10,7 @@ from typing import Final, Protocol, final
 
 import numpy as np
 
-from pagedkv.contract.events import CLEARED, GAP, REMOVED, STORED, TierEvents
+from pagedkv.contract.answers import CLEARED, GAP, REMOVED, STORED, TierEvents
 from pagedkv.tiers.words import StoreEvents, array_of
 
 __all__ = ["MOST_TIER_EVENTS", "TierEventLog", "published_medium"]

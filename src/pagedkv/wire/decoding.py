@@ -28,8 +28,8 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar, assert_never, fina
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.contract.answers import CLEARED, REMOVED, STORED, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.events import CLEARED, REMOVED, STORED, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import RecordingError

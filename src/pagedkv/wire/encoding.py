@@ -38,8 +38,8 @@ from typing import Any, Final, Protocol, TypeAlias, assert_never, final
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.contract.answers import CLEARED, GAP, REMOVED, STORED, BlockContents, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.contract.events import CLEARED, GAP, REMOVED, STORED, BlockContents, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.extras import needing
 from pagedkv.contract.keys import LORA, MEDIA, SALT, fields_of
 from pagedkv.contract.space_config import SpaceConfig

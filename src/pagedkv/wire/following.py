@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol, TypeAlias, assert_never, final
 
-from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
+from pagedkv.contract.answers import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import RecordingError
 from pagedkv.wire.decoding import CacheEventReader, EventBatch, decode_batch

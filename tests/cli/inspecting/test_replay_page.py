@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.contract.miss_causes import MissCause
+from pagedkv.contract.answers import MissCause
 from pagedkv.simulation.meters import KIND_OF, MISS_LABELS
 from tests.cli.command import run
 from tests.cli.inspecting.pages import EXAMPLE, ShownReplay, events, replaying

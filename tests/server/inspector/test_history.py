@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.contract.miss_causes import Explanation, Miss, MissCause, number_of
+from pagedkv.contract.answers import Explanation, Miss, MissCause, number_of
 from pagedkv.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.contract.spec import FullAttention
 from pagedkv.engine import StepRecord

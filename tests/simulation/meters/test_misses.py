@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.contract.miss_causes import Miss, MissCause
+from pagedkv.contract.answers import Miss, MissCause
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel

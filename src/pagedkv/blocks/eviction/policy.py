@@ -30,13 +30,14 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from pagedkv.blocks import free_queue
-from pagedkv.blocks.record import PoolArrays
+from pagedkv.blocks.record import FeaturedArrays, PoolArrays
 from pagedkv.compilation.choice import chosen_by_policy
 from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
 __all__ = [
     "FETCHED_AHEAD",
+    "LRU",
     "TABLE_FIELDS",
     "Check",
     "EvictionPolicy",
@@ -56,22 +57,16 @@ __all__ = [
     "note_reuse",
     "put_last",
 ]
-
 FETCHED_AHEAD: Final = 4  # blocks: enough to hide the latency of memory, few enough to be fetched at the same time
 TABLE_FIELDS: Final = 2
-
 Hook: TypeAlias = Callable[[PoolArrays, int], None]
 """Acts on a pool and one of its blocks."""
-
 ExpectHook: TypeAlias = Callable[[PoolArrays, int], None]
 """Acts on a pool and the first word of a digest."""
-
 RequestHook: TypeAlias = Callable[[PoolArrays, Int32Array, int], None]
 """Acts on a pool, the blocks of one sequence (int32 ``[any]``, head first), and its number of generated tokens."""
-
 Choice: TypeAlias = Callable[[PoolArrays, int], int]
 """Returns a block of a pool, given another one."""
-
 Check: TypeAlias = Callable[[str, PoolArrays, list[int], list[int]], None]
 """Checks a policy's invariants, given the pool's name, the pool, and the cold and the protected list from the front.
 Raises AssertionError. For ``BlockSpace.check()``."""
@@ -97,6 +92,18 @@ def _choose_first(_pool: PoolArrays, first: int) -> int:
 def put_last(pool: PoolArrays, block: int) -> None:
     """Put an unreferenced block at the back of the cold list."""
     free_queue.append(pool.records, pool.counts, block)
+
+
+expect: Final = chosen_by_policy("expect", _do_nothing)
+note_name: Final = chosen_by_policy("note_name", _do_nothing)
+note_reuse: Final = chosen_by_policy("note_reuse", _do_nothing)
+note_recomputed: Final = chosen_by_policy("note_recomputed", _do_nothing)
+note_request: Final = chosen_by_policy("note_request", _ignore_request)
+enqueue: Final = chosen_by_policy("enqueue", put_last)
+note_claim: Final = chosen_by_policy("note_claim", _do_nothing)
+choose_victim: Final = chosen_by_policy("choose_victim", _choose_first)
+note_eviction: Final = chosen_by_policy("note_eviction", _do_nothing)
+note_drop: Final = chosen_by_policy("note_drop", _do_nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +145,6 @@ class PolicyMoments:
     choose_victim: Choice = field(default=_choose_first, repr=False)
     note_eviction: Hook = field(default=_do_nothing, repr=False)
     note_drop: Hook = field(default=_do_nothing, repr=False)
-
-
-expect: Final = chosen_by_policy("expect", _do_nothing)
-note_name: Final = chosen_by_policy("note_name", _do_nothing)
-note_reuse: Final = chosen_by_policy("note_reuse", _do_nothing)
-note_recomputed: Final = chosen_by_policy("note_recomputed", _do_nothing)
-note_request: Final = chosen_by_policy("note_request", _ignore_request)
-enqueue: Final = chosen_by_policy("enqueue", put_last)
-note_claim: Final = chosen_by_policy("note_claim", _do_nothing)
-choose_victim: Final = chosen_by_policy("choose_victim", _choose_first)
-note_eviction: Final = chosen_by_policy("note_eviction", _do_nothing)
-note_drop: Final = chosen_by_policy("note_drop", _do_nothing)
 
 
 class PolicyState(NamedTuple):
@@ -205,3 +200,9 @@ class EvictionPolicy:
     arrays: type[PoolArrays] = field(repr=False)
     new_state: Callable[[int], PolicyState] = field(default=no_state, repr=False)
     check: Check = field(default=check_cold, repr=False)
+
+
+LRU: Final = EvictionPolicy("lru", FeaturedArrays)
+"""The cached blocks in one list, by the time of their last release: a hit takes a block out, and its release puts it at
+the back. It is prefix-closed, since a row that refers to a block refers to all blocks before it, and releases these
+later."""

@@ -7,20 +7,17 @@ from typing import Final
 from pagedkv.blocks.eviction.adaptive import ADAPTIVE
 from pagedkv.blocks.eviction.fifo import FIFO
 from pagedkv.blocks.eviction.hazard.policy import HAZARD
-from pagedkv.blocks.eviction.lru import LRU
-from pagedkv.blocks.eviction.policy import EvictionPolicy
+from pagedkv.blocks.eviction.policy import LRU, EvictionPolicy
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.errors import ConfigurationError
 
 __all__ = ["DEFAULT", "POLICIES", "policy_named", "require_listed"]
-
 _ALL: Final = (
     LRU,
     ADAPTIVE,
     FIFO,
     HAZARD,
 )
-
 POLICIES: Final[Mapping[str, EvictionPolicy]] = MappingProxyType({policy.name: policy for policy in _ALL})
 """All policies by name, in the order in which results show them."""
 DEFAULT: Final[EvictionPolicy] = POLICIES[DEFAULT_EVICTION]

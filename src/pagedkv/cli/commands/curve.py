@@ -32,8 +32,7 @@ from pagedkv.cli.trace_options import (
     name_of,
     partitions_of,
 )
-from pagedkv.contract.budget import blocks_that_fit
-from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.contract.space_config import DEFAULT_EVICTION, blocks_that_fit
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.models import ModelMemory, read_model

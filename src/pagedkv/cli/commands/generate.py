@@ -16,7 +16,7 @@ from pagedkv.cli.options import command, flag, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, atomic_file, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.tables import print_numbers, print_table
-from pagedkv.contract.miss_causes import MissCause
+from pagedkv.contract.answers import MissCause
 from pagedkv.errors import ConfigurationError, InterruptedRunError, OutputError
 from pagedkv.model_folder import DEMO, require_model
 from pagedkv.models.memory import GIB

@@ -44,7 +44,7 @@ from pagedkv.cli.serving import (
 from pagedkv.cli.tables import print_first, print_numbers, print_warnings
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions, TraceSources, name_of
 from pagedkv.cli.user_errors import as_typed
-from pagedkv.contract.budget import GIB
+from pagedkv.contract.space_config import GIB
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError, NoBlocksError
 from pagedkv.planner.capacity.curve import CacheNeed, LiveNeed, MemoryNeed, cache_need, live_need, lru_capacity_for

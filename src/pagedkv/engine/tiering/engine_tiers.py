@@ -26,8 +26,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, final
 
+from pagedkv.contract.answers import TierEvents
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.engine.request import EngineRequest
 from pagedkv.engine.tiering.content import StoredContent

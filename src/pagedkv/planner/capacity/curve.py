@@ -24,8 +24,7 @@ import numpy as np
 
 from pagedkv.blocks import EvictionPolicy, policy_named
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.budget import GIB
-from pagedkv.contract.space_config import EVICTION_POLICIES
+from pagedkv.contract.space_config import EVICTION_POLICIES, GIB
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.capacity.pool_hits import (
     Pause,

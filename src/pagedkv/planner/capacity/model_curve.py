@@ -22,8 +22,7 @@ import numpy as np
 
 from pagedkv.contract.answers import Allocation
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.budget import GIB
-from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.space_config import GIB, SpaceConfig
 from pagedkv.contract.spec import FullAttention, GroupSpec
 from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, CacheNeed, MemoryNeed, measure_curve
 from pagedkv.planner.capacity.references import BlockReferences, Partition, ReferenceCollector, write_path

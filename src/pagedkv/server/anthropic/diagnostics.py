@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from pagedkv.contract.miss_causes import Explanation
+from pagedkv.contract.answers import Explanation
 from pagedkv.server.access import Caller
 from pagedkv.server.anthropic.conversations import IGNORED_KINDS, Blocks, Conversation
 from pagedkv.server.anthropic.requests import MessagesRequest

@@ -16,8 +16,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from pagedkv.contract.answers import number_of
 from pagedkv.contract.arrays import Float64Array
-from pagedkv.contract.miss_causes import number_of
 from pagedkv.engine import StepRecord
 from pagedkv.server.inspector.subject import InspectedRequest, Subject
 from pagedkv.space import SpaceInspection

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from pagedkv.contract.answers import ORDER
 from pagedkv.contract.arrays import Float64Array, Uint8Array
-from pagedkv.contract.miss_causes import ORDER
 from pagedkv.server.inspector.history import REQUEST_FIELDS, STATES, as_buckets
 from pagedkv.server.inspector.snapshot import Snapshot, UnderWay
 from pagedkv.server.inspector.subject import ReplayState

@@ -18,8 +18,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from pagedkv.contract.answers import Explanation
 from pagedkv.contract.arrays import Float64Array, Int32Array, Int64Array
-from pagedkv.contract.miss_causes import Explanation
 from pagedkv.server.inspector.history import STEP_FIELDS, History
 from pagedkv.server.inspector.subject import InspectedRequest, ReplayState, Subject
 from pagedkv.space import CachedPrefixes, PoolCounts, PoolMap, SpaceInspection

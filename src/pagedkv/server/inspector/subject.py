@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from pagedkv.contract.miss_causes import Explanation
+from pagedkv.contract.answers import Explanation
 from pagedkv.scheduling import Request
 from pagedkv.space import BlockSpace
 from pagedkv.tiers.served import LoadUnderWay, TierNote, TierStatistics

@@ -9,6 +9,28 @@ A *run* is a stretch of one sequence's blocks that were released together, are i
 since. Runs have serial numbers, stored in 31 bits; the number in a block's or a ghost's record shows whether its run
 is still in the ring. A block *requested* since its release stores the number negated: the run still determines its
 class.
+
+The age of a run, in ticks of the clock and in blocks served since, and its bin of ages.
+
+Bins grow by the fourth root of two. The first ends at half a second (or 32 blocks), and the last has no end. Ages are
+stored in 31 bits: 407 days of ticks. Without a clock, a block served counts as a tick.
+
+Classes of similar runs: the features of a run when it is released, and its leaves in three trees.
+
+========  ==============================================================================================
+feature   meaning
+========  ==============================================================================================
+is_last   it is the last block of its sequence
+uses      earlier uses of its blocks, at most 3
+output    bit length of the number of generated tokens, at most 12; 0 also if that number is unknown
+length    half the bit length of the number of new blocks, at most 7
+gap       0 if no block of the sequence was known, else 1 + half the bit length of twice the seconds since the
+          run of its last known block, at most 7
+previous  0 if no block was known, else 1 + ``output`` of that run
+========  ==============================================================================================
+
+Trees: A by is_last, min(uses, 1), output, gap, and B by output, previous, with rates by seconds. F by is_last, uses,
+length, with rates by blocks served. A *known* block is cached or a ghost, so features hardly depend on evictions.
 """
 
 from typing import Final
@@ -16,11 +38,27 @@ from typing import Final
 import numpy as np
 
 from pagedkv.blocks.eviction.policy import PolicyState, no_state
-from pagedkv.blocks.record import aligned_zeros
+from pagedkv.blocks.record import CLOCK_US, HAS_CLOCK, PoolArrays, aligned_zeros
+from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Float64Array, Int32Array, Int64Array
 
-__all__ = ["new_arrays", "num_remembered"]
-
+__all__ = [
+    "age_in_refs",
+    "age_in_seconds",
+    "age_since",
+    "bin_of_refs",
+    "bin_of_seconds",
+    "bit_length",
+    "leaf_a",
+    "leaf_b",
+    "leaf_f",
+    "new_arrays",
+    "num_remembered",
+    "output_of",
+    "pack",
+    "ticks_now",
+    "uses_of",
+]
 # Columns of a block's row.
 RUN: Final = 0  # serial of its latest run; negated once the block was requested; 0: none
 NUM_CHILDREN: Final = 1  # free cached children,
@@ -32,25 +70,21 @@ LEAF_TICKS: Final = 5  # and copies of the fields of its run that determine its 
 LEAF_REFS: Final = 6  # REFS,
 LEAF_CLASSES: Final = 7  # and CLASSES, or NO_CLASSES
 NUM_BLOCK_FIELDS: Final = 8
-
 ABSENT: Final = 0  # in use, spare, deferred or without a name
 INNER: Final = -1  # free and cached, with a child that is free and cached
 NO_CLASSES: Final = -1  # its run was removed
-
 # Columns of a run.
 TICKS: Final = 0  # time of its release
 REFS: Final = 1  # blocks of all requests before its own
 NUM_ALIVE: Final = 2  # its blocks, cached or ghosts, that were not requested since
 CLASSES: Final = 3  # its classes, packed
 NUM_RUN_FIELDS: Final = 4
-
 # A row of ghosts, which is one cache line.
 FRAGMENT: Final = 0
 GHOST_RUN: Final = 1
 GHOST_FIELDS: Final = 2
 GHOSTS_PER_ROW: Final = 8
 GHOST_ROW_WORDS: Final = GHOST_FIELDS * GHOSTS_PER_ROW
-
 # Counts.
 NEXT_RUN: Final = 0  # serial of the next run, in 64 bits
 OLDEST_RUN: Final = 1  # serial of the oldest run in the ring
@@ -91,7 +125,6 @@ NUM_PLAIN_COUNTS: Final = 35
 NOT_SWEEPING: Final = -1
 PENDING_UNIT: Final = 1024
 MOST_DRAWN: Final = 64  # leaves among which a victim is chosen
-
 # Trees of classes, by level; leaves last.
 OUTPUT_CLASSES: Final = 13
 GAP_CLASSES: Final = 8
@@ -121,7 +154,6 @@ NUM_NODES: Final = ROOT_F + _num_nodes(FAN_OUTS[2])
 LEAVES_A: Final = ROOT_B - _num_leaves(FAN_OUTS[0])
 LEAVES_B: Final = ROOT_F - _num_leaves(FAN_OUTS[1])
 LEAVES_F: Final = NUM_NODES - _num_leaves(FAN_OUTS[2])
-
 # Bins of ages, and columns of a node's row.
 NUM_SECOND_BINS: Final = 61
 NUM_REF_BINS: Final = 69
@@ -131,7 +163,6 @@ RISK: Final = MOST_BINS  # age at risk in each bin
 RATE: Final = 2 * MOST_BINS
 VALUE: Final = 3 * MOST_BINS  # weighted logarithm of the index
 NUM_NODE_FIELDS: Final = 4 * MOST_BINS
-
 # Rows after the nodes: the bins of each scale.
 SECONDS: Final = NUM_NODES
 REFERENCES: Final = NUM_NODES + 1
@@ -140,7 +171,6 @@ NUM_RATE_ROWS: Final = NUM_NODES + 3
 START: Final = HITS
 WIDTH: Final = RISK
 MIDDLE: Final = RATE
-
 # After the plain counts: one number for each node, and, for each bin, the serial up to which the ring was passed.
 PARENTS: Final = NUM_PLAIN_COUNTS
 CURVES: Final = PARENTS + NUM_NODES  # the node that has a node's curve: itself, or its nearest ancestor with data
@@ -150,7 +180,6 @@ ENDS: Final = PASSED + NUM_BINS  # the age, in ticks or in blocks, at which a ru
 DRAWN: Final = ENDS + NUM_BINS  # places of the drawn leaves
 HAS_DATA: Final = DRAWN + MOST_DRAWN  # 1: the node has counts
 NUM_COUNTS: Final = HAS_DATA + NUM_NODES
-
 SERIAL_MASK: Final = 2**31 - 1
 GHOSTS_PER_BLOCK: Final = 16
 GHOSTS_PER_RUN: Final = 8
@@ -158,7 +187,6 @@ FEWEST_REMEMBERED: Final = 1 << 16
 ROWS_PER_100_GHOSTS: Final = 15
 FIRST_RANDOM: Final = 0x2545F491
 FIRST_REFRESH: Final = 16
-
 # Ages.
 TICKS_PER_SECOND: Final = 1_000_000 / 2**14
 FIRST_SECONDS: Final = 0.5
@@ -231,3 +259,124 @@ def _parents(root: int, fan_outs: tuple[int, ...]) -> Int32Array:
         parents.append(np.repeat(level, fan_out))
         level = level[-1] + 1 + np.arange(len(parents[-1]))
     return np.concatenate(parents).astype(np.int32)
+
+
+TICK_BITS: Final = 14  # of microseconds
+MANTISSA_BITS: Final = 52  # of a double
+MANTISSA: Final = (1 << MANTISSA_BITS) - 1
+EXPONENT_OF_ONE: Final = 1023
+QUARTERS: Final = tuple(int(np.float64(2.0 ** (quarter / 4)).view(np.int64)) & MANTISSA for quarter in (1, 2, 3))
+
+
+@inlined
+def ticks_now(pool: PoolArrays) -> int:
+    """Return the current time."""
+    if pool.counts[HAS_CLOCK] != pool.eviction[IS_ON_CLOCK]:
+        _join_clocks(pool)
+    if pool.counts[HAS_CLOCK]:
+        return int((pool.counts[CLOCK_US] >> TICK_BITS) + pool.eviction[TICK_OFFSET])
+    return int(pool.eviction[NUM_REFS])
+
+
+@compiled
+def _join_clocks(pool: PoolArrays) -> None:
+    """Continue from the count of blocks, now that there is a clock."""
+    pool.eviction[TICK_OFFSET] = pool.eviction[NUM_REFS] - (pool.counts[CLOCK_US] >> TICK_BITS)
+    pool.eviction[IS_ON_CLOCK] = 1
+
+
+@inlined
+def age_since(start: int, now: int) -> int:
+    """Return the time from ``start`` to ``now``, in the unit of both."""
+    return int((now - int(start)) & SERIAL_MASK)
+
+
+@inlined
+def age_in_seconds(runs: Int32Array, slot: int, now: int) -> float:
+    """Return the time since a run was released."""
+    return float(age_since(runs[slot, TICKS], now)) / TICKS_PER_SECOND
+
+
+@inlined
+def age_in_refs(runs: Int32Array, slot: int, num_refs: int) -> int:
+    """Return how many blocks were served since the request of a run."""
+    return age_since(runs[slot, REFS], num_refs)
+
+
+@inlined
+def _bin_of(ratio: float, num_bins: int) -> int:
+    """Find the bin of an age, given its ratio to the first bin's end: the exponent and the quarter of an octave.
+
+    It is computed from the bits of the number without a branch: a call of ``frexp`` took 6 ns, and each choice of a
+    victim looks up 128 bins.
+    """
+    bits = int(np.float64(ratio).view(np.int64))
+    mantissa = bits & MANTISSA
+    quarter = (mantissa >= QUARTERS[0]) + (mantissa >= QUARTERS[1]) + (mantissa >= QUARTERS[2])
+    return int(max(0, min(1 + 4 * ((bits >> MANTISSA_BITS) - EXPONENT_OF_ONE) + quarter, num_bins - 1)))
+
+
+@inlined
+def bin_of_seconds(age_s: float) -> int:
+    """Return the bin of an age in seconds."""
+    return _bin_of(age_s / FIRST_SECONDS, NUM_SECOND_BINS)
+
+
+@inlined
+def bin_of_refs(age: int) -> int:
+    """Return the bin of an age in blocks."""
+    return _bin_of(age / FIRST_REFERENCES, NUM_REF_BINS)
+
+
+BITS_A = 9
+BITS_B = 8
+BITS_F = 6
+
+
+@inlined
+def bit_length(number: int) -> int:
+    """Return the bit length of a number that is not negative."""
+    bits = 0
+    while number > 0:
+        number >>= 1
+        bits += 1
+    return bits
+
+
+@inlined
+def pack(is_last: int, uses: int, output: int, length: int, gap: int, previous: int) -> int:
+    """Pack the three leaves of a run into one number."""
+    in_a = ((2 * is_last + min(uses, 1)) * OUTPUT_CLASSES + output) * GAP_CLASSES + gap
+    in_b = output * PREVIOUS_CLASSES + previous
+    in_f = (USE_CLASSES * is_last + uses) * LENGTH_CLASSES + length
+    return ((in_f << BITS_B | in_b) << BITS_A) | in_a
+
+
+@inlined
+def leaf_a(classes: int) -> int:
+    """Return the leaf in tree A."""
+    return LEAVES_A + (classes & ((1 << BITS_A) - 1))
+
+
+@inlined
+def leaf_b(classes: int) -> int:
+    """Return the leaf in tree B."""
+    return LEAVES_B + ((classes >> BITS_A) & ((1 << BITS_B) - 1))
+
+
+@inlined
+def leaf_f(classes: int) -> int:
+    """Return the leaf in tree F."""
+    return LEAVES_F + ((classes >> (BITS_A + BITS_B)) & ((1 << BITS_F) - 1))
+
+
+@inlined
+def uses_of(classes: int) -> int:
+    """Return the earlier uses of a run's blocks."""
+    return (leaf_f(classes) - LEAVES_F) // LENGTH_CLASSES % USE_CLASSES
+
+
+@inlined
+def output_of(classes: int) -> int:
+    """Return the output class of the request that released a run."""
+    return (leaf_b(classes) - LEAVES_B) // PREVIOUS_CLASSES
