@@ -20,8 +20,9 @@ PRINT_COMMENT: Final = re.compile(r"^\s*print\(.*\)\s+# (.*)$")
 CODE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
 LINK: Final = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
-PATH: Final = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+(?:\.[a-z]+)?)?)`")
-OTHERS: Final = ("vllm/", "aphrodite/")
+PATH: Final = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+(?:\.[a-z]+)?)?|[a-z_0-9]+\.py)`")
+OTHERS: Final = ("vllm/", "aphrodite/", "reused.py")
+FILES: Final = {path.name for room in ("src", "tests") for path in ROOT.joinpath(room).rglob("*.py")}
 HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PAGES: Final = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md"))
@@ -155,10 +156,10 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 def dead_paths(text: str) -> list[str]:
-    """Files and folders that a page names and that are not there; a path begins with a room, or at the root."""
+    """Files and folders that a page names and that are not there. It begins with a room, at the root, or nowhere."""
     named = sorted({path for path in PATH.findall(text) if not path.startswith(OTHERS)})
     places = (ROOT / "src" / "pagedkv", ROOT)
-    return [path for path in named if not any((each / path).exists() for each in places)]
+    return [path for path in named if path not in FILES and not any((each / path).exists() for each in places)]
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", *(name for name in PAGES if name.startswith("docs/"))])
@@ -167,8 +168,9 @@ def test_paths_that_pages_name_are_there(name: str) -> None:
 
 
 def test_a_dead_path_is_found() -> None:
-    text = "`blocks/life_cycle.py` `tests/space` `memory/tables/growing.py` `blocks/gone.py` `vllm/core/gone.py`"
-    assert dead_paths(text) == ["blocks/gone.py", "memory/tables/growing.py"]
+    there = "`blocks/life_cycle.py` `life_cycle.py` `tests/space` `vllm/not_ours.py`"
+    text = f"{there} `memory/tables/growing.py` `blocks/gone.py` `gone.py`"
+    assert dead_paths(text) == ["blocks/gone.py", "gone.py", "memory/tables/growing.py"]
 
 
 def test_the_index_of_decisions_has_them_all_in_order() -> None:
