@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from pagedkv.report import ReportRun
-from pagedkv.report.drawing import Cell
 from pagedkv.report.page import figures_section, overlaid_section
+from pagedkv.report.tables import Cell
 from tests.report.page_reader import Page
 from tests.report.rendering import words_of
 from tests.report.sample_runs import empty_run, sample_run

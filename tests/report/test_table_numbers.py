@@ -42,6 +42,8 @@ def derived(run: ReportRun) -> Iterator[float]:
         blocks = [pool["num_blocks"]]
         blocks += [level[what] for level in (pool["num_live"], pool["num_cached"], pool["num_free"]) for what in level]  # type: ignore[literal-required]
         yield from (number * (pool["block_nbytes"] or 0) for number in blocks)
+    misses = run.replay["misses"]
+    yield from (number / max(1, misses["num_tokens"]) for number in misses["by_cause"].values())
     if run.curve is not None:
         for by_capacity in run.curve["policies"].values():
             for capacity, num_hits in by_capacity.items():

@@ -5,18 +5,24 @@ shown in parts, each with the first column.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pagedkv.report import tables as results
+from pagedkv.report.figures import rate
+
 _T = TypeVar("_T")
 
 UNKNOWN_CONTENT: Final = "unknown, the trace has only lengths"
 NUMBER: Final = re.compile(r"[\d.,]+")
+WORD: Final = re.compile(r"[\d.,]+ (?:[mu]?s|GiB|tokens(?:/s)?)(?!\S)|\S+")
+"""A number stays with its unit."""
+DIGIT: Final = re.compile(r"\d")
 MOST_ROWS: Final = 30
 """Most rows of a table by tenant or by window."""
 CELL_PADDING: Final = 3  # two blanks and the line between columns
@@ -78,11 +84,33 @@ def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[s
     for number, part in enumerate(_parts([_longest_word(column) for column in columns], console.width, num_keys)):
         table = Table(title=escape(title) if number == 0 else None, title_justify="left", box=box.SIMPLE_HEAD)
         for place, width in zip(part, _widths([columns[place] for place in part], console.width), strict=True):
-            is_label = place == 0 and not all(NUMBER.fullmatch(cell) for cell in columns[0][1:])
+            is_label = not any(map(DIGIT.search, columns[place][1:])) if place else not _are_numbers(columns[0][1:])
             table.add_column(escape(headings[place]), justify="left" if is_label else "right", width=width)
         for row in known:
             table.add_row(*(escape(row[place]) for place in part))
         console.print(table)
+
+
+def show(table: results.Table) -> None:
+    """Print a table that a page has, too; notes are in brackets."""
+    rows = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in table.rows]
+    print_numbers(table.caption, table.columns, rows, num_keys=table.num_keys)
+
+
+def show_parts(parts: Mapping[str, Any], *, has_bounds: bool = False) -> None:
+    """Print figures by tenant and by window, if there are any, and the busiest and the quietest window."""
+    note = f"; the {MOST_ROWS} largest of {{}}, --json has all"
+    for table in results.part_tables(parts, MOST_ROWS, note, has_bounds=has_bounds):
+        show(table)
+    requested = {part["name"]: part["offered_tokens_per_s"] for part in parts.get("by_window", ())}
+    extremes = [(which, parts.get(f"{which}_window")) for which in ("busiest", "quietest")]
+    told = [f"{which} {name} ({rate(requested[name])} tokens/s requested)" for which, name in extremes if name]
+    if told:
+        Console().print(f"Windows: {escape(', '.join(told))}.", highlight=False)
+
+
+def _are_numbers(cells: Iterable[str]) -> bool:
+    return all(map(NUMBER.fullmatch, cells))
 
 
 def _parts(widths: Sequence[int], width: int, num_keys: int) -> list[list[int]]:
@@ -112,4 +140,4 @@ def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _longest_word(texts: Iterable[str]) -> int:
-    return max((len(word) for text in texts for word in text.split()), default=0)
+    return max((len(word) for text in texts for word in WORD.findall(text)), default=0)

@@ -12,12 +12,10 @@ from pagedkv.report.drawing import (
     LINES,
     PERCENT_TICKS,
     Axes,
-    Cell,
     Figure,
     LineStyle,
     Plot,
     Section,
-    Table,
     draw_both,
     fill_legend,
     line,
@@ -27,6 +25,7 @@ from pagedkv.report.drawing import (
     read_out,
 )
 from pagedkv.report.figures import COUNT, PLOTS, RATIO, SECTIONS, TABLES
+from pagedkv.report.tables import Cell, Table
 
 OPTIMAL: Final = "optimal"
 IDEAL_LINE: Final = LineStyle(INK, ":", "")

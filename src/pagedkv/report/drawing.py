@@ -25,27 +25,7 @@ from xml.etree import ElementTree as ET
 
 from pagedkv.contract.extras import needing
 from pagedkv.report.figures import compact
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell of a table: a text, a smaller note below it, and a tone: "better", "worse" or none.
-
-    The note states in words what the tone shows by colour.
-    """
-
-    text: str
-    note: str = ""
-    tone: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table: a heading for each column, and rows that begin with a heading of their own."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+from pagedkv.report.tables import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ PLOTS: Final = MappingProxyType(
 TABLES: Final = MappingProxyType(
     {
         "figures": "Key figures; differences are to the first run, marked as better or worse where that is clear",
-        "latency": "Seconds from arrival to each event; percentiles interpolate linearly",
+        "latency": "Seconds, by the cost model {}: from arrival to each event; percentiles interpolate linearly",
         "preemptions": "Preemptions, and their cost",
         "waste": "Share of slots without a token",
         "misses": "Prompt tokens that did not hit at first admission, by cause",

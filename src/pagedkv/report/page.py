@@ -23,13 +23,11 @@ from pagedkv.report.drawing import (
     PERCENT_TICKS,
     WIDE,
     Axes,
-    Cell,
     Figure,
     LineStyle,
     Plot,
     Section,
     Size,
-    Table,
     Tile,
     draw_both,
     line,
@@ -54,7 +52,6 @@ from pagedkv.report.figures import (
     relative,
 )
 from pagedkv.report.sections import (
-    PERCENTILES,
     TimeAxis,
     age_section,
     divided_section,
@@ -66,6 +63,7 @@ from pagedkv.report.sections import (
     settings_section,
     time_section,
 )
+from pagedkv.report.tables import PERCENTILES, Cell, Table
 
 __all__ = ["page_template", "render_report", "require_num_runs"]
 

@@ -15,11 +15,9 @@ from pagedkv.report.drawing import (
     LINES,
     PERCENT_TICKS,
     Axes,
-    Cell,
     Figure,
     Plot,
     Section,
-    Table,
     Tile,
     draw_both,
     line,
@@ -28,16 +26,16 @@ from pagedkv.report.drawing import (
     only_axes,
     read_out,
 )
-from pagedkv.report.figures import COUNT, NONE, RATIO, SECONDS, Caption, rate
+from pagedkv.report.figures import COUNT, NONE, RATIO, SECONDS, Caption
 from pagedkv.report.page import page_template
 from pagedkv.report.sections import divided_section
+from pagedkv.report.tables import CAUSES, LATENCIES, OUTCOMES, Cell, Table, cluster_table, point_table, points_at_best
 
 LINES_A_PLOT: Final = 4
 MOST_DRAWN: Final = 2 * LINES_A_PLOT
 """More than four lines a plot would be hard to follow."""
 ROOM_ABOVE: Final = 1.08
 OF_MEMORY: Final = ("gpu", "memory")
-HOLDS: Final = {"holds": "yes", "too short": "undecided"}
 METHOD: Final = (
     "Every setting was served by the production block space and scheduler on a virtual clock, with seconds by a cost "
     "model. A load holds if nine of ten requests that arrive after a warm-up, a quarter of the arrivals' time, keep "
@@ -143,19 +141,7 @@ def _seconds(plan: Plan) -> str:
 
 
 def _chosen(plan: Plan) -> PlanPointDocument:
-    return next(point for point in _compared(plan) if point["is_chosen"])
-
-
-def _compared(plan: Plan) -> list[PlanPointDocument]:
-    """Return one point of each setting: the highest load that holds, else the lowest that was run."""
-    held = {_key(setting["choices"]): setting["held"] for setting in plan["settings"]}
-    best: dict[tuple[str, ...], PlanPointDocument] = {}
-    for point in plan["points"]:
-        key = _key(point["choices"])
-        held_load = held.get(key)
-        if point["load"] == held_load or (held_load is None and (key not in best or point["load"] < best[key]["load"])):
-            best[key] = point
-    return list(best.values())
+    return next(point for point in points_at_best(plan) if point["is_chosen"])
 
 
 def _key(choices: Mapping[str, str]) -> tuple[str, ...]:
@@ -190,35 +176,6 @@ def _reasons(plan: Plan) -> Section:
 
 def _divided(plan: Plan) -> Section | None:
     return divided_section(plan["divided"], has_bounds=any(bound is not None for bound in plan["bounds"].values()))
-
-
-def _clusters(plan: Plan) -> Section | None:
-    """Compare each cluster with routing in turn and with one pool; None without replicas."""
-    points = {_key(point["choices"]): point for point in _compared(plan)}
-    rows: list[tuple[Cell, ...]] = []
-    for setting in plan["settings"]:
-        beside = setting.get("beside", [])  # older documents have none
-        if not beside:
-            continue
-        point = points[_key(setting["choices"])]
-        figures = point["figures"]
-        own = setting["choices"].get("routing", "prefix")
-        runs = [(own, figures["hit_ratio"], figures["cluster"]["imbalance"], figures["ttft_s"])]
-        runs += [(each["name"], each["hit_ratio"], each["imbalance"], each["ttft_s"]) for each in beside]
-        rows += [
-            (
-                *_named(point),
-                Cell(name),
-                Cell("unknown" if hits is None else RATIO.text(hits)),
-                Cell(NONE if imbalance is None else f"{imbalance:.2f}"),
-                *(Cell(NONE if ttft_s is None else SECONDS.text(ttft_s[percent])) for percent in ("p50", "p99")),
-            )
-            for name, hits, imbalance, ttft_s in runs
-        ]
-    if not rows:
-        return None
-    columns = ("setting", "load", "routing", "hit ratio", "imbalance", "TTFT p50", "TTFT p99")
-    return Section("clusters", "Replicas", (CLUSTERS,), tables=(Table("Compared with one pool", columns, tuple(rows)),))
 
 
 def _bounds(plan: Plan) -> str:
@@ -263,7 +220,7 @@ def _halves(estimate: Any, written: Callable[[float], str]) -> str:  # noqa: ANN
 
 
 def _figures(plan: Plan) -> Section:
-    compared = _compared(plan)
+    compared = points_at_best(plan)
     series = _series(compared)
     shown = dict(list(series.items())[:MOST_DRAWN])
     sentences = [
@@ -341,42 +298,17 @@ def _memory(point: PlanPointDocument) -> tuple[str, ...]:
     return tuple(value for axis, value in point["choices"].items() if axis in OF_MEMORY)
 
 
+def _clusters(plan: Plan) -> Section | None:
+    """Compare each setting with replicas with routing in turn and one pool; None without replicas."""
+    compared = cluster_table("Compared with one pool", plan)
+    return None if compared is None else Section("clusters", "Replicas", (CLUSTERS,), tables=(compared,))
+
+
 def _points(plan: Plan) -> Section:
-    """Show every point in three tables, since one would be wider than a screen."""
-    columns = ("setting", "load", "holds", "GiB", "answers/s", "good", "tokens/s", "hit ratio", "preempted")
-    of_times = ("setting", "load", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99")
-    points = plan["points"]
+    """List all points: their figures, why each holds or does not, latencies."""
     tables = (
-        Table("Every setting under every load", columns, tuple((*_named(each), *_served(each)) for each in points)),
-        Table("Why each holds or does not", ("setting", "load", "limited by", "change"), tuple(map(_why, points))),
-        Table("Latencies", of_times, tuple((*_named(each), *_times(each)) for each in points)),
+        point_table("Every setting under every load", OUTCOMES, plan["points"]),
+        point_table("Why each holds or does not", CAUSES, plan["points"]),
+        point_table("Latencies", LATENCIES, plan["points"]),
     )
     return Section("points", "All settings", tables=tables)
-
-
-def _named(point: PlanPointDocument) -> tuple[Cell, ...]:
-    name = Cell(", ".join(point["choices"].values()), "chosen" if point["is_chosen"] else "")
-    return name, Cell(f"{point['load']:g}x")
-
-
-def _served(point: PlanPointDocument) -> tuple[Cell, ...]:
-    figures = point["figures"]
-    ratio = figures["hit_ratio"]
-    return (
-        Cell(HOLDS.get(point["verdict"], "no")),
-        Cell(f"{point['kv_gib']:,.1f}"),
-        Cell(f"{traffic_of(figures):.3g}"),
-        Cell(RATIO.text(figures["num_good"] / max(1, figures["num_requests"]))),
-        Cell(rate(figures["output_tokens_per_s"])),
-        Cell("unknown" if ratio is None else RATIO.text(ratio)),
-        Cell(COUNT.text(figures["num_preemptions"])),
-    )
-
-
-def _why(point: PlanPointDocument) -> tuple[Cell, ...]:
-    return (*_named(point), Cell(point["reason"]), Cell(point["change"] or NONE))
-
-
-def _times(point: PlanPointDocument) -> tuple[Cell, ...]:
-    times = [point["figures"][name] for name in ("ttft_s", "tpot_s", "itl_s")]
-    return tuple(Cell(SECONDS.text(of_kind[percent])) for of_kind in times for percent in ("p50", "p99"))

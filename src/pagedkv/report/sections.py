@@ -15,10 +15,7 @@ from pagedkv.report.documents import (
     Misses,
     Percentiles,
     Pool,
-    Preemptions,
     ReportRun,
-    TierCounts,
-    Tiers,
     Timeline,
     Waste,
     has_known_content,
@@ -34,12 +31,10 @@ from pagedkv.report.drawing import (
     PERCENT_TICKS,
     WIDE,
     Axes,
-    Cell,
     Figure,
     Fill,
     Plot,
     Section,
-    Table,
     draw_both,
     fill_legend,
     line_legend,
@@ -49,7 +44,6 @@ from pagedkv.report.drawing import (
 )
 from pagedkv.report.figures import (
     COUNT,
-    GIB,
     MEAN,
     MISSES,
     NONE,
@@ -60,8 +54,21 @@ from pagedkv.report.figures import (
     TABLES,
     Unit,
     edge,
-    level_nbytes,
     rate,
+)
+from pagedkv.report.tables import (
+    KINDS,
+    PERCENTILES,
+    UNNAMED,
+    Cell,
+    Table,
+    latency_table,
+    miss_table,
+    part_tables,
+    pool_tables,
+    preemption_table,
+    tier_tables,
+    waste_table,
 )
 
 LEVELS: Final = ("num_live", "num_cached", "num_free")
@@ -232,8 +239,8 @@ def age_section(run: ReportRun) -> Section:
             tables.append(_table(pool, suffix))
     if "misses" in run.replay:
         sentences.append(_missed(run.replay["misses"]))
-        tables.append(_miss_table(run.replay["misses"]))
-    tables += tier_tables(run)
+        tables.append(miss_table(run.replay, explains=True))
+    tables += tier_tables(run.replay)
     return Section("ages", SECTIONS["ages"], tuple(sentences), tuple(plots), tuple(tables))
 
 
@@ -248,17 +255,6 @@ def _missed(misses: Misses) -> str:
     return (
         f"{COUNT.text(misses['num_tokens'])} prompt tokens did not hit, most of them ({RATIO.text(ratio)}) for one "
         f"cause. {caption.title}: {caption.sentence[0].lower()}{caption.sentence[1:]}"
-    )
-
-
-def _miss_table(misses: Misses) -> Table:
-    return Table(
-        TABLES["misses"],
-        ("cause", "tokens", "meaning"),
-        tuple(
-            (Cell(caption.title), Cell(COUNT.text(misses["by_cause"].get(cause, 0))), Cell(caption.sentence))
-            for cause, caption in MISSES.items()
-        ),
     )
 
 
@@ -316,9 +312,7 @@ def _table(pool: Pool, suffix: str) -> Table:
     )
 
 
-PERCENTILES: Final = ("mean", "p50", "p90", "p99", "max")
 ROOM_FOR_LABELS: Final = 0.3
-UNNAMED: Final = "that the configuration lists"
 
 
 def percentile_values(percentiles: Percentiles) -> list[float | None]:
@@ -351,7 +345,7 @@ def latency_section(run: ReportRun) -> Section:
             *(() if whole else ("Some latencies have no value: no request reached that event.",)),
         ),
         (_latency_bars(drawn),) if whole else (),
-        (_latency_table(latency), _preemption_table(run.replay["preemptions"])),
+        (latency_table(run.replay), preemption_table(run.replay)),
     )
 
 
@@ -375,70 +369,8 @@ def _latency_bars(drawn: dict[str, list[float]]) -> Plot:
     return Plot(caption.title, caption.sentence, *draw_both("latency", WIDE, label, paint, NARROW_PANELS), wide=True)
 
 
-def _latency_table(latency: Latency) -> Table:
-    return Table(
-        TABLES["latency"],
-        ("from arrival to", *PERCENTILES),
-        tuple(
-            (Cell(event), *(Cell(SECONDS.text(value)) for value in percentile_values(percentiles)))
-            for event, percentiles in (
-                ("first admission (queueing)", latency["queueing_s"]),
-                ("first token", latency["first_token_s"]),
-                ("end of the request", latency["request_s"]),
-            )
-        ),
-    )
-
-
-def _preemption_table(preemptions: Preemptions) -> Table:
-    rows = (
-        ("preemptions by recompute", preemptions["num_recompute"]),
-        ("preemptions by swap", preemptions["num_swap"]),
-        ("tokens computed again", preemptions["num_recomputed_tokens"]),
-        ("blocks swapped out", preemptions["num_swapped_out_blocks"]),
-        ("blocks swapped in", preemptions["num_swapped_in_blocks"]),
-    )
-    return Table(
-        TABLES["preemptions"], ("what", "number"), tuple((Cell(what), Cell(COUNT.text(n))) for what, n in rows)
-    )
-
-
-def tier_tables(run: ReportRun) -> list[Table]:
-    """List the tables of a run's tiers; none without tiers."""
-    tiers = run.replay.get("tiers")
-    if tiers is None:
-        return []
-    return [*([_tier_hits(tiers)] if has_known_content(run.replay) else []), _media(tiers)]
-
-
-def _tier_hits(tiers: Tiers) -> Table:
-    rows = [
-        (Cell(medium), Cell(COUNT.text(hits["num_tokens"])), Cell(RATIO.text(hits["share"])))
-        for medium, hits in tiers["hits"].items()
-    ]
-    return Table(TABLES["tier_hits"], ("medium", "tokens", "share of prompts"), tuple(rows))
-
-
-def _media(tiers: Tiers) -> Table:
-    columns = ("tier", "loads", "tokens loaded", "mean load", "computed instead of loaded", "written", "read", "kept")
-    return Table(TABLES["tiers"], columns, tuple(_tier_row(medium, each) for medium, each in tiers["media"].items()))
-
-
-def _tier_row(medium: str, counts: TierCounts) -> tuple[Cell, ...]:
-    mean_s = counts["mean_load_s"]
-    return (
-        Cell(medium),
-        Cell(COUNT.text(counts["num_loads"])),
-        Cell(COUNT.text(counts["num_loaded_tokens"])),
-        Cell("-" if mean_s is None else SECONDS.text(mean_s)),
-        Cell(COUNT.text(counts["num_computed_instead"])),
-        *(Cell(GIB.text(nbytes)) for nbytes in (counts["written_nbytes"], counts["read_nbytes"], counts["nbytes"])),
-    )
-
-
 BLOCKS_FILL: Final = FILLS[0]
 RESERVED_FILL: Final = FILLS[1]
-LEVEL_WORDS: Final = ("live", "cached", "free")
 ROOM_ABOVE_BARS: Final = 0.12
 LABEL_SIZE: Final = 11
 """Size in points, small enough for seven bars with two decimals each."""
@@ -447,17 +379,13 @@ LABEL_SIZE: Final = 11
 def memory_section(run: ReportRun) -> Section:
     """Draw waste, and list waste and pools."""
     waste = run.replay["waste"]
-    pools = run.replay["pools"]
-    tables = [_waste_table(waste), _pool_table(pools)]
-    if any(pool["block_nbytes"] is not None for pool in pools.values()):
-        tables.append(_nbytes_table(pools))
     shares = {label: share for label, share in _shares(waste).items() if share is not None}
     return Section(
         "memory",
         SECTIONS["memory"],
         (_sharing_sentence(run), *(() if shares else ("No token was decoded, so there is no waste to show.",))),
         (_waste_plot(shares, len(waste["by_block_size"])),) if shares else (),
-        tuple(tables),
+        (waste_table(run.replay), *pool_tables(run.replay)),
     )
 
 
@@ -522,70 +450,6 @@ def _draw_bars(axes: Axes, shares: dict[str, float], fill: Fill, label: str) -> 
     axes.margins(y=ROOM_ABOVE_BARS)
 
 
-def _waste_table(waste: Waste) -> Table:
-    rows = [("blocks as configured, measured", waste["mean"])]
-    rows += [
-        (f"own blocks for each sequence, size {int(size):,}", share) for size, share in waste["by_block_size"].items()
-    ]
-    contiguous = waste["contiguous"]
-    rows += [
-        ("in one piece: final length", contiguous["exact"]),
-        ("in one piece: power of two", contiguous["power_of_two"]),
-        (f"in one piece: maximum, {COUNT.text(waste['max_length'])}", contiguous["maximum"]),
-    ]
-    return Table(
-        TABLES["waste"], ("scheme", "waste"), tuple((Cell(name), Cell(RATIO.text(share))) for name, share in rows)
-    )
-
-
-def _pool_table(pools: dict[str, Pool]) -> Table:
-    columns = (
-        "pool",
-        "blocks",
-        *(f"{level}, {what}" for level in LEVEL_WORDS for what in ("mean", "peak")),
-        "evictions",
-    )
-    return Table(
-        TABLES["pools"],
-        (*columns, "never reused"),
-        tuple(
-            (
-                Cell(name),
-                Cell(COUNT.text(pool["num_blocks"])),
-                *(
-                    Cell(text)
-                    for level in (pool["num_live"], pool["num_cached"], pool["num_free"])
-                    for text in (MEAN.text(level["mean"]), COUNT.text(level["peak"]))
-                ),
-                Cell(COUNT.text(pool["num_evictions"])),
-                Cell(COUNT.text(pool["num_never_reused"])),
-            )
-            for name, pool in pools.items()
-        ),
-    )
-
-
-def _nbytes_table(pools: dict[str, Pool]) -> Table:
-    columns = ("pool", "bytes a block", "pool, all blocks")
-    return Table(
-        TABLES["pool_nbytes"],
-        (*columns, *(f"{level}, {what}" for level in LEVEL_WORDS for what in ("mean", "peak"))),
-        tuple(
-            (
-                Cell(name),
-                Cell(COUNT.text(pool["block_nbytes"])),
-                Cell(GIB.text(level_nbytes(pool, pool["num_blocks"]))),
-                *(
-                    Cell(GIB.text(level_nbytes(pool, value)))
-                    for level in (pool["num_live"], pool["num_cached"], pool["num_free"])
-                    for value in (level["mean"], level["peak"])
-                ),
-            )
-            for name, pool in pools.items()
-        ),
-    )
-
-
 DIFFERS: Final = "differs"
 
 
@@ -647,8 +511,6 @@ def _text(value: object) -> str:
 
 
 MOST_ROWS: Final = 100
-TITLES: Final = {"by_tenant": "By tenant", "by_window": "By window of recorded time"}
-FIRST: Final = {"by_tenant": "tenant", "by_window": "window"}
 
 
 def divided_section(parts: Mapping[str, Any], *, has_bounds: bool = False) -> Section | None:
@@ -658,10 +520,10 @@ def divided_section(parts: Mapping[str, Any], *, has_bounds: bool = False) -> Se
         parts: by_tenant, by_window, busiest_window and quietest_window, as far as they exist.
         has_bounds: whether there are bounds, so that not every answer is good.
     """
-    tables = tuple(_parts_table(kind, parts[kind], has_bounds=has_bounds) for kind in TITLES if parts.get(kind))
+    tables = tuple(part_tables(parts, MOST_ROWS, f", the {MOST_ROWS} largest of {{}}", has_bounds=has_bounds))
     if not tables:
         return None
-    title = " and ".join(TITLES[kind] for kind in TITLES if parts.get(kind)).replace("and By", "and by")
+    title = " and ".join(title for kind, (_, title) in KINDS.items() if parts.get(kind)).replace("and By", "and by")
     return Section("divided", title, tuple(_sentences(parts)), tables=tables)
 
 
@@ -671,9 +533,6 @@ def _sentences(parts: Mapping[str, Any]) -> Iterator[str]:
     busiest, quietest = (names.get(parts.get(f"{which}_window")) for which in ("busiest", "quietest"))
     if busiest is not None and quietest is not None:
         yield f"The busiest window is {_described(busiest)}, the quietest {_described(quietest)}."
-    for kind, title in TITLES.items():
-        if len(parts.get(kind, ())) > MOST_ROWS:
-            yield f"{title}, the {MOST_ROWS} largest of {COUNT.text(len(parts[kind]))} are shown."
 
 
 def _described(window: Mapping[str, Any]) -> str:
@@ -681,31 +540,3 @@ def _described(window: Mapping[str, Any]) -> str:
     hits = "" if window["hit_ratio"] is None else f", {window['hit_ratio']:.1%} of the prompt tokens hit"
     began = "" if seconds is None else f", 99% of its answers began within {SECONDS.text(seconds)}"
     return f"{window['name']} ({rate(window['offered_tokens_per_s'])} tokens a second requested{hits}{began})"
-
-
-def _parts_table(kind: str, parts: Sequence[Mapping[str, Any]], *, has_bounds: bool) -> Table:
-    largest = sorted(range(len(parts)), key=lambda place: -parts[place]["num_offered_tokens"])[:MOST_ROWS]
-    good = ("good",) if has_bounds else ()
-    columns = (FIRST[kind], "requests", "requested", "hit ratio", *good, "TTFT p50", "TTFT p99", "TPOT p99")
-    return Table(
-        TITLES[kind], columns, tuple(_part_row(parts[place], has_bounds=has_bounds) for place in sorted(largest))
-    )
-
-
-def _part_row(part: Mapping[str, Any], *, has_bounds: bool) -> tuple[Cell, ...]:
-    is_timed = part["span_s"] is not None
-    requested = (
-        f"{rate(part['offered_tokens_per_s'])} tokens/s" if is_timed else f"{part['num_offered_tokens']:,} tokens"
-    )
-    ratio = NONE if part["has_content"] else "unknown"
-    good = part["num_good"] / part["num_requests"] if part["num_requests"] else None
-    return (
-        Cell(part["name"]),
-        Cell(COUNT.text(part["num_requests"])),
-        Cell(requested),
-        Cell(ratio if part["hit_ratio"] is None else RATIO.text(part["hit_ratio"])),
-        *((Cell(RATIO.text(good)),) if has_bounds else ()),
-        Cell(SECONDS.text(part["ttft_s"]["p50"])),
-        Cell(SECONDS.text(part["ttft_s"]["p99"])),
-        Cell(SECONDS.text(part["tpot_s"]["p99"])),
-    )
