@@ -7,8 +7,8 @@ skipped, up to a limit that the user sets, and counted by kind.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import chain
 from textwrap import shorten
 from types import TracebackType
@@ -18,7 +18,7 @@ import msgspec
 
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.clocks import ArrivalOrder, GeneratedArrivals, require_time_unit
-from pagedkv.planner.traces.formats.calls import Calls, Layout, ObjectLogRows
+from pagedkv.planner.traces.formats.calls import LogRows
 from pagedkv.planner.traces.formats.csv_rows import (
     LENGTH_COLUMNS,
     CsvRows,
@@ -41,21 +41,14 @@ from pagedkv.planner.traces.formats.id_traces import (
 )
 from pagedkv.planner.traces.formats.parsing import FORMAT_NAME, Reading, RowFormat, decoded
 from pagedkv.planner.traces.formats.service_logs import (
-    BenchLayout,
-    ChatLayout,
-    FieldLayout,
-    HeliconeLayout,
-    LangfuseLayout,
-    LiteLlmLayout,
-    SpanLayout,
-    WildChatLayout,
-    is_bench_result,
-    is_chat_log,
-    is_helicone,
-    is_langfuse,
-    is_litellm,
-    is_span,
-    is_wildchat,
+    BenchRows,
+    ChatRows,
+    FieldRows,
+    HeliconeRows,
+    LangfuseRows,
+    LiteLlmRows,
+    SpanRows,
+    WildChatRows,
 )
 from pagedkv.planner.traces.lines import Line, LineReader, array_elements, parquet_rows
 from pagedkv.planner.traces.request import Request
@@ -297,14 +290,8 @@ KNOWN_FORMATS: Final = (
     "or Helicone, spans of OpenTelemetry, conversations of ShareGPT or WildChat, or CSV with the header "
     f"{','.join(LENGTH_COLUMNS)}, Azure's or BurstGPT's, or any by `columns`; other JSON lines by `fields`"
 )
-LAYOUTS: Final[tuple[tuple[Callable[[Mapping[str, object]], bool], Callable[[Reading, Calls], Layout]], ...]] = (
-    (is_litellm, LiteLlmLayout),
-    (is_langfuse, LangfuseLayout),
-    (is_helicone, HeliconeLayout),
-    (is_span, SpanLayout),
-    (is_wildchat, WildChatLayout),
-    (is_bench_result, BenchLayout),
-)
+LOGS: Final = (LiteLlmRows, LangfuseRows, HeliconeRows, SpanRows, WildChatRows, BenchRows)
+"""Logs of objects that are told apart by the keys of their first row."""
 
 
 def detect_format(first: Line, reading: Reading) -> RowFormat:
@@ -318,7 +305,7 @@ def detect_format(first: Line, reading: Reading) -> RowFormat:
         TraceError: the line fits no format, or is a header with an impossible value.
     """
     row_format = _detected(first, reading)
-    if reading.tenant_by is None or isinstance(row_format, ObjectLogRows | CsvRows):
+    if reading.tenant_by is None or isinstance(row_format, LogRows | CsvRows):
         return row_format
     if isinstance(row_format, EngineLogRows):
         remedy = "Name several logs, each of a tenant, or a log of the gateway before the engine"
@@ -331,8 +318,8 @@ def _detected(first: Line, reading: Reading) -> RowFormat:
         return _of_text(first, reading)
     keys = decoded(first, dict[str, msgspec.Raw])
     if reading.columns is not None:
-        return _of_fields(
-            "JSON lines by `fields`", reading.columns, unit_of(reading.columns.get("arrival", "")), reading
+        return FieldRows(
+            "JSON lines by `fields`", reading.columns, reading, unit_of(reading.columns.get("arrival", ""))
         )
     row_format = _of_objects(first, keys, reading)
     if row_format is None:
@@ -368,19 +355,15 @@ def _of_objects(first: Line, keys: dict[str, Any], reading: Reading) -> RowForma
 def _of_logs(first: Line, keys: dict[str, Any], reading: Reading) -> RowFormat | None:
     if is_engine_log(first, keys):
         return EngineLogRows(reading)
-    layout = next((layout for matches, layout in LAYOUTS if matches(keys)), None)
-    if layout is not None:
-        return ObjectLogRows(layout, reading)
+    log = next((log for log in LOGS if log.matches(keys)), None)
+    if log is not None:
+        return log(reading)
     if keys.keys() & set(CONVERSATION_KEYS):
         return ConversationRows(reading)
     header = known_header(keys.keys())
     if header is not None:
-        return _of_fields(header.origin.replace("CSV", "table"), header.columns, header.unit, reading)
-    return ObjectLogRows(ChatLayout, reading) if is_chat_log(keys) else None
-
-
-def _of_fields(origin: str, fields: Mapping[str, str], unit: str, reading: Reading) -> RowFormat:
-    return ObjectLogRows(partial(FieldLayout, origin, fields), reading, unit, "fields")
+        return FieldRows(header.origin.replace("CSV", "table"), header.columns, reading, header.unit)
+    return ChatRows(reading) if ChatRows.matches(keys) else None
 
 
 def _of_ids(keys: dict[str, Any], reading: Reading) -> RowFormat:

@@ -13,11 +13,10 @@ first line has           format                                                 
 ``conversations``        ``id_traces.ConversationRows``, ShareGPT                                        none: texts
 an engine's log          ``engine_logs.EngineLogRows``, vLLM, SGLang                                     none: texts
 CSV                      ``csv_rows.CsvRows``, known headers or columns                                  none
-any other object         ``calls.ObjectLogRows``, by one of the                                          none: texts
-                         layouts below
+any other object         a ``calls.LogRows``, one of those below                                         none: texts
 =======================  ==============================================================================  ===============
 
-Layouts of logs of objects: ``service_logs`` (services, WildChat, results of benchmarks, fields that the
+Logs of objects: ``service_logs`` (services, WildChat, results of benchmarks, fields that the
 user names; LiteLLM, Langfuse, Helicone, spans of OpenTelemetry).
 
 In the order in which they build on each other: ``parsing`` (text into checked numbers; the interface of all formats),

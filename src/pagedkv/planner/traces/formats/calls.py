@@ -37,10 +37,10 @@ Logs of JSON objects: a layout locates the items of a row; the rest is common to
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -767,43 +767,46 @@ def _count(line: Line, usage: JsonObject, names: Sequence[str]) -> int | None:
     return None
 
 
-class Layout(Protocol):
-    """Locates the items in the rows of a log."""
-
-    @property
-    def title(self) -> str:
-        """Name of the log, for users."""
-        ...
-
-    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Yield the calls of a row: one, several, or none. Raises TraceError."""
-        ...
-
-
-class ObjectLogRows(RowFormat):
-    """Reads the rows of one layout.
+class LogRows(RowFormat):
+    """Reads a log whose rows are JSON objects: each subclass knows one log, and locates the items in its rows.
 
     Args:
-        layout: makes the layout from ``reading`` and the calls.
         reading: the user's statements about the file.
         unit: unit of the times, unless their values determine it.
         usage: name of the field with stated lengths, for messages.
     """
 
-    starts_with_header = False
-    session_per_row = False
+    KEYS: ClassVar[tuple[frozenset[str], ...]] = ()
+    """Keys that the first row of such a log has: all of one set."""
+    TITLE: ClassVar[str] = ""
+    """Name of the log, for users."""
+    OTHERS: ClassVar[str] = ""
+    """What rows are called that are skipped, for users."""
 
-    def __init__(
-        self, layout: Callable[[Reading, Calls], Layout], reading: Reading, unit: str = "s", usage: str = "usage"
-    ) -> None:
+    def __init__(self, reading: Reading, unit: str = "s", usage: str = "usage") -> None:
+        self._reading = reading
+        self._texts = reading.texts
         self._calls = Calls(reading, unit, usage)
-        self._layout = layout(reading, self._calls)
-        self._tenant_by = reading.tenant_by
+        self._num_others = 0
+
+    @classmethod
+    def matches(cls, keys: Mapping[str, object]) -> bool:
+        """Return whether a file is such a log, by the keys of its first row."""
+        return any(keys.keys() >= each for each in cls.KEYS)
+
+    @property
+    def title(self) -> str:
+        """Name of the log, for users."""
+        return f"{self.TITLE} ({self.OTHERS}: {self._num_others:,})" if self._num_others else self.TITLE
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Yield the calls of a row: one, several, or none. Raises TraceError."""
+        raise NotImplementedError
 
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"{self._layout.title}, {self._calls.description}"
+        return f"{self.title}, {self._calls.description}"
 
     @property
     def notes(self) -> list[str]:
@@ -813,9 +816,9 @@ class ObjectLogRows(RowFormat):
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the requests that are complete and in order."""
         row = decoded(line, dict[str, Any])
-        for call in self._layout.calls(line, row):
-            if self._tenant_by is not None and call.tenant is None:
-                call.tenant = name_under(row, self._tenant_by)
+        for call in self.calls(line, row):
+            if self._reading.tenant_by is not None and call.tenant is None:
+                call.tenant = name_under(row, self._reading.tenant_by)
             yield from self._calls.requests(call)
 
     def finish(self) -> Iterator[Request]:

@@ -247,8 +247,6 @@ class CsvRows(RowFormat):
         has_header: whether the first line is a header.
     """
 
-    session_per_row = False
-
     def __init__(  # noqa: PLR0913, PLR0917 - facts about a file, passed in this module alone
         self,
         origin: str,

@@ -413,9 +413,6 @@ class EngineLogRows(RowFormat):
         reading: how texts become tokens.
     """
 
-    starts_with_header = False
-    session_per_row = False
-
     def __init__(self, reading: Reading) -> None:
         self._calls = Calls(reading, usage=META_DATA)
         self._waiting = WaitingCalls(self._calls)

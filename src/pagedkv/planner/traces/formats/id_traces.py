@@ -29,10 +29,11 @@ For formats whose lines are JSON objects and yield all their requests at once; l
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.planner.traces.clocks import ArrivalClock, ArrivalOrder
 from pagedkv.planner.traces.formats.calls import answer_parts, joined_parts, name_under, prompt_parts
@@ -64,6 +65,13 @@ from pagedkv.planner.traces.request import (
     wrong_number_of_ids,
 )
 
+MOONCAKE_BLOCK_SIZE: Final = 512
+BAILIAN_BLOCK_SIZE: Final = 16
+NO_PARENT: Final = -1
+MOST_CHATS: Final = 2**18
+"""Number of chats whose session is remembered; a turn comes soon after the previous one."""
+_BlockIds = list[Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_ID)]]
+
 
 class _HashRunRow(Lengths):
     timestamp: float | str
@@ -71,26 +79,37 @@ class _HashRunRow(Lengths):
     session: SessionName | None = None
 
 
+class _HashIdRow(Lengths):
+    timestamp: float | str
+    hash_ids: _BlockIds
+
+
+class _BailianRow(_HashIdRow):
+    chat_id: int
+    parent_chat_id: int = NO_PARENT
+
+
 class HashRunRows(RowFormat):
     """Reads ``timestamp`` (ms), ``session``, lengths, ``hash_runs`` of global ids; full blocks only.
 
     Args:
-        reading: has the block size, or None to infer it.
+        reading: has the block size, or None for the release's, or to infer it.
     """
 
-    starts_with_header = False
-    session_per_row = False
+    UNIT: ClassVar[str] = "ms"
+    BLOCK_SIZE: ClassVar[int] = 0
+    TITLE: ClassVar[str] = "hash_runs"
 
     def __init__(self, reading: Reading) -> None:
-        self._block_size = InferredBlockSize(reading.block_size)
-        self._any_order = reading.any_order
         self._reading = reading
-        self._clock = ArrivalClock("ms", reading.time_unit)
+        self._block_size = reading.block_size or self.BLOCK_SIZE
+        self._inferred = InferredBlockSize(reading.block_size)
+        self._clock = ArrivalClock(self.UNIT, reading.time_unit)
 
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"hash_runs, {self._clock.description}"
+        return f"{self.TITLE.format(self._block_size)}, {self._clock.description}"
 
     @property
     def notes(self) -> list[str]:
@@ -100,124 +119,64 @@ class HashRunRows(RowFormat):
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the line's one request; the first request with ids determines the block size."""
         row = decoded(line, _HashRunRow)
-        arrival_s = self._clock.seconds(line, row.timestamp, any_order=self._any_order)
+        arrival_s = self._arrival_s(line, row, row.timestamp)
+        block_size = self._inferred.learn(line, row.input_length, count_ids(line, row.hash_runs))
+        yield self._request(arrival_s, row, expand_runs(row.hash_runs), block_size, row.session)
+
+    def _arrival_s(self, line: Line, row: Lengths, timestamp: float | str) -> float:
+        arrival_s = self._clock.seconds(line, timestamp, any_order=self._reading.any_order)
         check_row(line, row, arrival_s)
-        block_size = self._block_size.learn(line, row.input_length, count_ids(line, row.hash_runs))
-        yield Request(
-            arrival_s=arrival_s,
-            input_length=row.input_length,
-            output_length=row.output_length,
-            block_ids=expand_runs(row.hash_runs),
-            block_size=block_size,
-            session=row.session,
+        return arrival_s
+
+    @staticmethod
+    def _request(
+        arrival_s: float, row: Lengths, ids: npt.NDArray[np.int64], block_size: int, session: str | None = None
+    ) -> Request:
+        return Request(
+            arrival_s, row.input_length, row.output_length, block_ids=ids, block_size=block_size, session=session
         )
 
 
-MOONCAKE_BLOCK_SIZE: Final = 512
-BAILIAN_BLOCK_SIZE: Final = 16
-NO_PARENT: Final = -1
-MOST_CHATS: Final = 2**18
-"""Number of chats whose session is remembered; a turn comes soon after the previous one."""
-_BlockIds = list[Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_ID)]]
+class HashIdRows(HashRunRows):
+    """Reads ``timestamp`` (ms), lengths, ``hash_ids`` of 512 tokens; a partly filled last block has an id too."""
 
-
-class _HashIdRow(Lengths):
-    timestamp: float | str
-    hash_ids: _BlockIds
-
-
-class HashIdRows(RowFormat):
-    """Reads ``timestamp`` (ms), lengths, ``hash_ids``; a partly filled last block has an id too.
-
-    Args:
-        reading: has the block size, or None for the release's 512.
-    """
-
-    starts_with_header = False
-    session_per_row = False
-
-    def __init__(self, reading: Reading) -> None:
-        self._block_size = reading.block_size or MOONCAKE_BLOCK_SIZE
-        self._any_order = reading.any_order
-        self._reading = reading
-        self._clock = ArrivalClock("ms", reading.time_unit)
-
-    @property
-    def recognised(self) -> str:
-        """The recognised format, as text for users."""
-        return f"Mooncake's hash_ids of {self._block_size} tokens, {self._clock.description}"
-
-    @property
-    def notes(self) -> list[str]:
-        """List warnings about the times."""
-        return self._reading.notes_of(self._clock)
+    BLOCK_SIZE = MOONCAKE_BLOCK_SIZE
+    TITLE = "Mooncake's hash_ids of {} tokens"
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the line's one request."""
         row = decoded(line, _HashIdRow)
-        arrival_s = self._clock.seconds(line, row.timestamp, any_order=self._any_order)
-        check_row(line, row, arrival_s)
-        if len(row.hash_ids) != -(-row.input_length // self._block_size):
+        arrival_s = self._arrival_s(line, row, row.timestamp)
+        yield self._request(arrival_s, row, self._ids(line, row, is_last_named=True), self._block_size)
+
+    def _ids(self, line: Line, row: _HashIdRow, *, is_last_named: bool) -> npt.NDArray[np.int64]:
+        """Check the number of ids: of all blocks, or, unless the last one is always named, of the full ones."""
+        num_full, num_all = row.input_length // self._block_size, -(-row.input_length // self._block_size)
+        if len(row.hash_ids) not in {num_all, num_all if is_last_named else num_full}:
             raise wrong_number_of_ids(line, row.input_length, len(row.hash_ids), self._block_size)
-        yield Request(
-            arrival_s=arrival_s,
-            input_length=row.input_length,
-            output_length=row.output_length,
-            block_ids=np.array(row.hash_ids, dtype=np.int64),
-            block_size=self._block_size,
-        )
+        return np.array(row.hash_ids, dtype=np.int64)
 
 
-class _BailianRow(_HashIdRow):
-    chat_id: int
-    parent_chat_id: int = NO_PARENT
-
-
-class BailianRows(RowFormat):
+class BailianRows(HashIdRows):
     """The Qwen-Bailian traces: as above, but ``timestamp`` is in seconds, blocks have 16 tokens, and chats form chains.
 
     The last, partly filled block may have an id or none. A session has the name of its first chat.
-
-    Args:
-        reading: has the block size, or None for 16.
     """
 
-    starts_with_header = False
-    session_per_row = False
+    UNIT = "s"
+    BLOCK_SIZE = BAILIAN_BLOCK_SIZE
+    TITLE = "Qwen-Bailian's hash_ids of {} tokens"
 
     def __init__(self, reading: Reading) -> None:
-        self._block_size = reading.block_size or BAILIAN_BLOCK_SIZE
-        self._any_order = reading.any_order
-        self._reading = reading
-        self._clock = ArrivalClock("s", reading.time_unit)
+        super().__init__(reading)
         self._first_chats: dict[int, int] = {}
-
-    @property
-    def recognised(self) -> str:
-        """The recognised format, as text for users."""
-        return f"Qwen-Bailian's hash_ids of {self._block_size} tokens, {self._clock.description}"
-
-    @property
-    def notes(self) -> list[str]:
-        """List warnings about the times."""
-        return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the line's one request."""
         row = decoded(line, _BailianRow)
-        arrival_s = self._clock.seconds(line, row.timestamp, any_order=self._any_order)
-        check_row(line, row, arrival_s)
-        num_full = row.input_length // self._block_size
-        if len(row.hash_ids) not in {num_full, -(-row.input_length // self._block_size)}:
-            raise wrong_number_of_ids(line, row.input_length, len(row.hash_ids), self._block_size)
-        yield Request(
-            arrival_s=arrival_s,
-            input_length=row.input_length,
-            output_length=row.output_length,
-            block_ids=np.array(row.hash_ids, dtype=np.int64),
-            block_size=self._block_size,
-            session=str(self._first_chat(row)),
-        )
+        arrival_s = self._arrival_s(line, row, row.timestamp)
+        ids = self._ids(line, row, is_last_named=False)
+        yield self._request(arrival_s, row, ids, self._block_size, str(self._first_chat(row)))
 
     def _first_chat(self, row: _BailianRow) -> int:
         first = self._first_chats.get(row.parent_chat_id, row.chat_id)
@@ -252,7 +211,6 @@ class PagedkvRows(RowFormat):
     """
 
     starts_with_header = True
-    session_per_row = False
 
     def __init__(self, header: Line, block_size: int | None) -> None:
         _check_version(header)
@@ -344,7 +302,6 @@ class SessionRows(RowFormat):
         any_order: whether the requests of a session are sorted by arrival; else unsorted ones are refused.
     """
 
-    starts_with_header = False
     session_per_row = True
 
     def __init__(self, block_size: int | None, *, any_order: bool = False) -> None:
@@ -437,7 +394,6 @@ class ConversationRows(RowFormat):
         reading: how texts become tokens.
     """
 
-    starts_with_header = False
     session_per_row = True
 
     def __init__(self, reading: Reading) -> None:

@@ -158,10 +158,10 @@ class Reading:
 class RowFormat(Protocol):
     """Turns the lines of one trace, in order, into requests."""
 
-    starts_with_header: bool
+    starts_with_header: bool = False
     """Whether the first line has no request."""
 
-    session_per_row: bool
+    session_per_row: bool = False
     """Whether a line is a whole session, with sorted arrivals on the session's own clock."""
 
     @property

@@ -52,8 +52,8 @@ from pagedkv.planner.traces.formats.calls import (
     OTHER_CACHE,
     PROMPT_COUNTS,
     Call,
-    Calls,
     JsonObject,
+    LogRows,
     Part,
     Usage,
     answer_parts,
@@ -96,27 +96,21 @@ MOST_REMEMBERED: Final = 2**12
 """Number of remembered responses that a later one may continue."""
 
 
-def is_chat_log(keys: Mapping[str, object]) -> bool:
-    """Return whether a file may be such a log, by the keys of its first line."""
-    if keys.keys() & PROMPT_COUNTS_SET and keys.keys() & set(TIMES):
-        return True
-    has_body = bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS})
-    return "custom_id" in keys or (has_body and bool(keys.keys() & {*TIMES, "messages", *REQUESTS, *ANSWERS}))
+class ChatRows(LogRows):
+    """One request in each row, laid out as described above."""
 
-
-class ChatLayout:
-    """One request in each row, laid out as described above.
-
-    Args:
-        reading: how texts become tokens.
-        calls: reads the times.
-    """
-
-    def __init__(self, reading: Reading, calls: Calls) -> None:
-        self._reading = reading
-        self._calls = calls
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
         self._style = "an OpenAI style request log"
         self._responses: dict[str, Sequence[Part]] = {}
+
+    @classmethod
+    def matches(cls, keys: Mapping[str, object]) -> bool:
+        """Return whether a file may be such a log, by the keys of its first row."""
+        if keys.keys() & PROMPT_COUNTS_SET and keys.keys() & set(TIMES):
+            return True
+        has_body = bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS})
+        return "custom_id" in keys or (has_body and bool(keys.keys() & {*TIMES, "messages", *REQUESTS, *ANSWERS}))
 
     @property
     def title(self) -> str:
@@ -222,21 +216,20 @@ def _answer(row: JsonObject, answer: JsonObject, texts: Any) -> Sequence[Part] |
 FIELDS_SHOWN: Final = 12
 
 
-class FieldLayout:
+class FieldRows(LogRows):
     """Rows with the named fields.
 
     Args:
         origin: the recognised format.
         fields: the name of the field for each role of :data:`~pagedkv.planner.traces.formats.csv_rows.CSV_ROLES`.
         reading: how texts become tokens.
-        calls: reads the times.
+        unit: unit of the times.
     """
 
-    def __init__(self, origin: str, fields: Mapping[str, str], reading: Reading, calls: Calls) -> None:
+    def __init__(self, origin: str, fields: Mapping[str, str], reading: Reading, unit: str) -> None:
+        super().__init__(reading, unit, "fields")
         self._origin = origin
         self._fields = fields
-        self._reading = reading
-        self._calls = calls
 
     @property
     def title(self) -> str:
@@ -299,28 +292,18 @@ class FieldLayout:
         return line.fault(f"has nothing for {role} under {self._fields[role]!r:.60}", f"It has {names}")
 
 
-WILDCHAT_KEYS: Final = frozenset({"conversation", "timestamp"})
 NAMES: Final = ("conversation_hash", "conversation_id")
 TURN_S: Final = 30.0
 ANSWERER: Final = "assistant"
 
 
-def is_wildchat(keys: Mapping[str, object]) -> bool:
-    """Return whether a first line is a conversation with a time, by its keys."""
-    return keys.keys() >= WILDCHAT_KEYS
+class WildChatRows(LogRows):
+    """A conversation in each row."""
 
+    KEYS = (frozenset({"conversation", "timestamp"}),)
 
-class WildChatLayout:
-    """A conversation in each row.
-
-    Args:
-        reading: how texts become tokens.
-        calls: reads the times.
-    """
-
-    def __init__(self, reading: Reading, calls: Calls) -> None:
-        self._texts = reading.texts
-        self._calls = calls
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
         self._num_turns = self._num_assumed = 0
 
     @property
@@ -362,31 +345,14 @@ class WildChatLayout:
         return self._calls.arrival_s(line, row["timestamp"]) - TURN_S * num_behind
 
 
-BENCH_KEYS: Final = frozenset({"start_times", "input_lens", "output_lens"})
 FAILED: Final = "error"
 
 
-def is_bench_result(keys: Mapping[str, object]) -> bool:
-    """Return whether an object is such a result with details, by its keys."""
-    return keys.keys() >= BENCH_KEYS
+class BenchRows(LogRows):
+    """One run in each row. Its clock has no fixed origin, so the first request arrives at 0."""
 
-
-class BenchLayout:
-    """One run in each row. Its clock has no fixed origin, so the first request arrives at 0.
-
-    Args:
-        reading: unused, since there are no texts.
-        calls: reads the times.
-    """
-
-    def __init__(self, reading: Reading, calls: Calls) -> None:
-        del reading
-        self._calls = calls
-
-    @property
-    def title(self) -> str:
-        """Name of the log."""
-        return "a result of vllm bench serve"
+    KEYS = (frozenset({"start_times", "input_lens", "output_lens"}),)
+    TITLE = "a result of vllm bench serve"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the requests of a run, in order of arrival."""
@@ -411,35 +377,17 @@ class BenchLayout:
             )
 
 
-LITELLM_KEYS: Final = frozenset({"startTime", "endTime", "call_type"})
 LITELLM_SESSIONS: Final = ("session_id", "end_user", "user")
 OTHER_CALLS: Final = ("embedding", "image", "transcription", "speech", "moderation", "rerank", "ocr", "vector")
 REDACTED: Final = "redacted-by-litellm"
 
 
-def is_litellm(keys: Mapping[str, object]) -> bool:
-    """Return whether LiteLLM wrote a file, by the keys of its first line."""
-    return keys.keys() >= LITELLM_KEYS
+class LiteLlmRows(LogRows):
+    """One call in each row."""
 
-
-class LiteLlmLayout:
-    """One call in each row.
-
-    Args:
-        reading: how texts become tokens.
-        calls: reads the times.
-    """
-
-    def __init__(self, reading: Reading, calls: Calls) -> None:
-        self._texts = reading.texts
-        self._calls = calls
-        self._num_others = 0
-
-    @property
-    def title(self) -> str:
-        """Name of the log."""
-        others = f" (calls that generate no text, skipped: {self._num_others:,})" if self._num_others else ""
-        return f"LiteLLM's log of calls{others}"
+    KEYS = (frozenset({"startTime", "endTime", "call_type"}),)
+    TITLE = "LiteLLM's log of calls"
+    OTHERS = "calls that generate no text, skipped"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the row's call, if it generates text."""
@@ -491,8 +439,6 @@ def _failure(row: JsonObject, metadata: JsonObject) -> str:
     return "failure"
 
 
-CAMEL: Final = frozenset({"traceId", "type", "startTime"})
-SNAKE: Final = frozenset({"trace_id", "type", "start_time"})
 GENERATION: Final = "GENERATION"
 LANGFUSE_SESSIONS: Final = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
 USAGES: Final = ("usageDetails", "usage_details", "usage")
@@ -502,29 +448,12 @@ REASONING: Final = "reasoning"
 LONGEST: Final = 40
 
 
-def is_langfuse(keys: Mapping[str, object]) -> bool:
-    """Return whether a first line is an observation, by its keys."""
-    return keys.keys() >= CAMEL or keys.keys() >= SNAKE
+class LangfuseRows(LogRows):
+    """One observation in each row."""
 
-
-class LangfuseLayout:
-    """One observation in each row.
-
-    Args:
-        reading: how texts become tokens.
-        calls: reads the times.
-    """
-
-    def __init__(self, reading: Reading, calls: Calls) -> None:
-        self._texts = reading.texts
-        self._calls = calls
-        self._num_others = 0
-
-    @property
-    def title(self) -> str:
-        """Name of the log."""
-        others = f" (other observations skipped: {self._num_others:,})" if self._num_others else ""
-        return f"Langfuse's generations{others}"
+    KEYS = (frozenset({"traceId", "type", "startTime"}), frozenset({"trace_id", "type", "start_time"}))
+    TITLE = "Langfuse's generations"
+    OTHERS = "other observations skipped"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the row's call, if it is a generation."""
@@ -576,27 +505,11 @@ HELICONE_SESSIONS: Final = ("Helicone-Session-Id",)
 USERS: Final = ("request_user_id", "helicone_user")
 
 
-def is_helicone(keys: Mapping[str, object]) -> bool:
-    """Return whether Helicone wrote a file, by the keys of its first line."""
-    return CREATED in keys
+class HeliconeRows(LogRows):
+    """One request in each row."""
 
-
-class HeliconeLayout:
-    """One request in each row.
-
-    Args:
-        reading: how texts become tokens.
-        calls: reads the times.
-    """
-
-    def __init__(self, reading: Reading, calls: Calls) -> None:
-        self._texts = reading.texts
-        self._calls = calls
-
-    @property
-    def title(self) -> str:
-        """Name of the log."""
-        return "Helicone's requests"
+    KEYS = (frozenset({CREATED}),)
+    TITLE = "Helicone's requests"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the row's one call."""
@@ -637,33 +550,19 @@ ERROR_CODE: Final = 2
 NUMBERED: Final = re.compile(r"gen_ai\.(?P<side>prompt|completion)\.(?P<place>\d+)\.(?P<what>role|content)")
 
 
-def is_span(keys: Mapping[str, object]) -> bool:
-    """Return whether a file has spans, by the keys of its first line."""
-    if OTLP in keys or ("attributes" in keys and any(name in keys for name in STARTS)):
-        return True
-    has_columns = any("gen_ai." in name and COLUMN.fullmatch(name) for name in keys)
-    return (has_columns or "SpanAttributes" in keys) and any(name in keys for name in (*STARTS, *TABLE_STARTS))
+class SpanRows(LogRows):
+    """One span in each row, or many."""
 
+    TITLE = "OpenTelemetry's spans of generative AI"
+    OTHERS = "other spans skipped"
 
-class SpanLayout:
-    """One span in each row, or many.
-
-    Args:
-        reading: how texts become tokens.
-        calls: reads the times.
-    """
-
-    def __init__(self, reading: Reading, calls: Calls) -> None:
-        self._texts = reading.texts
-        self._tenant_by = reading.tenant_by
-        self._calls = calls
-        self._num_others = 0
-
-    @property
-    def title(self) -> str:
-        """Name of the log."""
-        others = f" (other spans skipped: {self._num_others:,})" if self._num_others else ""
-        return f"OpenTelemetry's spans of generative AI{others}"
+    @classmethod
+    def matches(cls, keys: Mapping[str, object]) -> bool:
+        """Return whether a file has spans, by the keys of its first line."""
+        if OTLP in keys or ("attributes" in keys and any(name in keys for name in STARTS)):
+            return True
+        has_columns = any("gen_ai." in name and COLUMN.fullmatch(name) for name in keys)
+        return (has_columns or "SpanAttributes" in keys) and any(name in keys for name in (*STARTS, *TABLE_STARTS))
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the calls of the row's spans that call a model."""
@@ -673,8 +572,8 @@ class SpanLayout:
                 attributes = {**_attributes(as_object(event).get("attributes")), **attributes}
             if _is_call(attributes):
                 call = self._call(line, span, attributes)
-                if self._tenant_by is not None:
-                    call.tenant = name_under({**resource, **attributes}, self._tenant_by)
+                if self._reading.tenant_by is not None:
+                    call.tenant = name_under({**resource, **attributes}, self._reading.tenant_by)
                 yield call
             else:
                 self._num_others += 1
