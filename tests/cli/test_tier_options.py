@@ -43,7 +43,8 @@ def test_a_number_alone_is_gib_for_a_tier_as_for_the_device(size: str) -> None:
     assert tier.nbytes == curve_tier.nbytes == parse_gib(size) * GIB == 2**30
 
 
-def test_the_tables_show_hits_by_medium_loads_and_bytes() -> None:
+def test_the_tables_show_hits_by_medium_loads_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     hits = document_of()["tiers"]["hits"]
     shown = run(*REPLAY).stdout
     for medium in ("device", "host", "disk"):
