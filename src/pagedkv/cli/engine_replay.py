@@ -21,7 +21,7 @@ by a cost model that is measured beforehand, on separate steps::
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from pagedkv.engine.demo.trained import load_trained
 from pagedkv.engine.loading import load
 from pagedkv.engine.sampling import Place, SampledTokens, WaitingRow
 from pagedkv.errors import ConfigurationError, InterruptedRunError, RequestError
+from pagedkv.planner.results import Result
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.token_blocks import tokenize
 from pagedkv.probe import compat
@@ -112,7 +113,7 @@ NUM_TRIES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Result):
     """Predicted and measured figures.
 
     Args:
@@ -122,6 +123,8 @@ class Comparison:
         predicted, measured: equal sets of counts and seconds.
         simulation: the result of the simulation.
     """
+
+    DERIVED: ClassVar = ("differing", "warnings")
 
     model: str
     cost_model: Mapping[str, object]
@@ -141,34 +144,12 @@ class Comparison:
         warning = f"engine and simulation differ in {', '.join(self.differing)}"
         return [warning] if self.differing else []
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the comparison for JSON."""
-        return {
-            "model": self.model,
-            "cost_model": dict(self.cost_model),
-            "seconds": self.seconds,
-            "predicted": dict(self.predicted),
-            "measured": dict(self.measured),
-            "differing": self.differing,
-            "warnings": self.warnings,
-            "simulation": self.simulation.as_dict(),
-        }
-
     def rows(self) -> list[tuple[str, str, str]]:
         """Return the rows of a table."""
         one, other = self.predicted, self.measured
         return [(words, form.format(one[name]), form.format(other[name])) for name, (words, form) in ROWS.items()]
 
 
-COUNTS: Final = (
-    "num_hit_tokens",
-    "num_steps",
-    "num_computed_tokens",
-    "num_recompute",
-    "num_swap",
-    "num_rejected",
-    "num_output_tokens",
-)
 ROWS: Final = {
     "token_hit_ratio": ("hit ratio by token", "{:.4%}"),
     "num_hit_tokens": ("tokens that hit", "{:,.0f}"),
@@ -181,6 +162,8 @@ ROWS: Final = {
     "busy_s": ("seconds of all steps", "{:,.2f}"),
     "tokens_per_s": ("generated tokens a second", "{:,.0f}"),
 }
+COUNTS: Final = tuple(name for name in ROWS if name.startswith("num_"))
+"""Figures that must be equal; seconds may differ."""
 
 
 def replay_with_engine(
@@ -278,20 +261,9 @@ def _simulate(server: VirtualServer, requests: Iterable[TokenizedRequest]) -> li
 
 
 def _predicted(result: ServingResult) -> dict[str, float]:
-    steps, hits, preemptions = result.steps, result.hits, result.preemptions
-    num_output_tokens = result.requests["num_output_tokens"]
-    return {
-        "token_hit_ratio": hits["token_hit_ratio"] or 0.0,
-        "num_hit_tokens": hits["num_hit_tokens"],
-        "num_computed_tokens": steps["num_computed_tokens"],
-        "num_steps": steps["num_steps"],
-        "num_recompute": preemptions["num_recompute"],
-        "num_swap": preemptions["num_swap"],
-        "num_rejected": result.requests["num_rejected"],
-        "num_output_tokens": num_output_tokens,
-        "busy_s": steps["busy_s"],
-        "tokens_per_s": num_output_tokens / steps["busy_s"] if steps["busy_s"] else 0.0,
-    }
+    known = {**result.hits, **result.steps, **result.preemptions, **result.requests}
+    figures = {name: known[name] or 0.0 for name in ROWS if name in known}
+    return {**figures, "tokens_per_s": known["num_output_tokens"] / known["busy_s"] if known["busy_s"] else 0.0}
 
 
 # The engine

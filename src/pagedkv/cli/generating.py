@@ -7,9 +7,9 @@ generated before it are reported like all others.
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from rich.progress import Progress
 
@@ -19,6 +19,7 @@ from pagedkv.engine.llm import Tokenizer
 from pagedkv.engine.self_test import ask_dense
 from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.models.memory import GIB
+from pagedkv.planner.results import Result
 from pagedkv.probe.compat import Model
 
 MIB: Final = 2**20
@@ -28,7 +29,7 @@ ReportOutput: TypeAlias = Callable[[int, RequestOutput], None]
 
 
 @dataclass(slots=True)
-class Figures:
+class Figures(Result):
     """The cost of serving.
 
     Args:
@@ -47,6 +48,8 @@ class Figures:
         peak_used_blocks: peak blocks of running sequences.
         num_blocks: all blocks.
     """
+
+    DERIVED: ClassVar = ("tokens_per_s", "hit_ratio", "acceptance")
 
     num_prompts: int
     kv_nbytes: int
@@ -79,11 +82,6 @@ class Figures:
     def acceptance(self) -> float | None:
         """Share of the guessed tokens that were right; None without guesses."""
         return self.num_accepted_tokens / self.num_drafted_tokens if self.num_drafted_tokens else None
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the figures for JSON."""
-        ratios = {"tokens_per_s": self.tokens_per_s, "hit_ratio": self.hit_ratio, "acceptance": self.acceptance}
-        return {**asdict(self), **ratios}
 
 
 @dataclass(frozen=True, slots=True)

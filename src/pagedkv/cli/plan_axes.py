@@ -25,6 +25,7 @@ from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, model_names, read_model
+from pagedkv.planner.results import Result
 from pagedkv.routing import ROUTINGS, Routing
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cluster import ClusterSetting
@@ -123,7 +124,7 @@ HIGHEST_PRICE: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class TokenCost:
+class TokenCost(Result):
     """The cost of a setting under the highest load that it holds.
 
     Args:
@@ -135,14 +136,6 @@ class TokenCost:
     an_hour: float
     a_million_output_tokens: float | None
     a_million_tokens: float | None
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Return the costs for JSON."""
-        return {
-            "an_hour": self.an_hour,
-            "a_million_output_tokens": self.a_million_output_tokens,
-            "a_million_tokens": self.a_million_tokens,
-        }
 
 
 def parse_prices(text: str) -> dict[str, float]:

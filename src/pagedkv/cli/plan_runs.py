@@ -32,6 +32,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from pagedkv import __version__
 from pagedkv.cli.output_files import atomic_file
 from pagedkv.cli.plan_axes import PlannedPoint
@@ -100,8 +102,8 @@ class PointStore:
         """Return the figures of a point, if it was run before."""
         try:
             values = json.loads(self._path(point).read_bytes())
-            return PointFigures.from_dict(values["figures"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return msgspec.convert(values["figures"], PointFigures)
+        except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
             return None
 
     def put(self, point: PlanPoint, figures: PointFigures) -> None:

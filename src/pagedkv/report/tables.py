@@ -73,7 +73,8 @@ def at(unit: Unit, *keys: str) -> Callable[[Json], str]:
     return text
 
 
-def _named(rows: Mapping[str, Any]) -> list[Json]:
+def named(rows: Mapping[str, Any]) -> list[Json]:
+    """Return rows that are filed under their names."""
     return [{"name": name, **row} for name, row in rows.items()]
 
 
@@ -120,7 +121,7 @@ def replay_tables(replay: Replay) -> Iterator[Table]:
 
 def pool_tables(replay: Replay) -> Iterator[Table]:
     """List the blocks of all pools, and their GiB where they are known."""
-    pools = _named(replay["pools"])
+    pools = named(replay["pools"])
 
     def never_hit(pool: Json) -> str:
         number, total = pool["num_never_reused"], pool["num_evictions"]
@@ -190,8 +191,8 @@ def tier_tables(replay: Replay) -> Iterator[Table]:
     """List the tiers, if there are any: hits by medium, loads and bytes."""
     if "tiers" in replay:
         if has_known_content(replay):
-            yield table(TABLES["tier_hits"], HITS_BY_MEDIUM, _named(replay["tiers"]["hits"]))
-        yield table(TABLES["tiers"], TIERS, _named(replay["tiers"]["media"]))
+            yield table(TABLES["tier_hits"], HITS_BY_MEDIUM, named(replay["tiers"]["hits"]))
+        yield table(TABLES["tiers"], TIERS, named(replay["tiers"]["media"]))
 
 
 def latency_table(replay: Replay) -> Table:
@@ -199,7 +200,7 @@ def latency_table(replay: Replay) -> Table:
     columns = {"from arrival to": _name, **{name: at(SECONDS, name) for name in PERCENTILES}}
     latency: Json = dict(replay["latency"])
     caption = TABLES["latency"].format(seconds_source(replay) or UNNAMED)
-    return table(caption, columns, _named({event: latency[key] for key, event in EVENTS.items()}))
+    return table(caption, columns, named({event: latency[key] for key, event in EVENTS.items()}))
 
 
 def preemption_table(replay: Replay) -> Table:

@@ -17,7 +17,7 @@ replica joins under the old name, with a new lifetime and an empty cache.
 import heapq
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from random import Random
@@ -31,6 +31,7 @@ from pagedkv.contract.arguments import as_choice, as_count, as_number
 from pagedkv.contract.arrays import Float64Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.planner.results import Result
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.token_blocks import tokenize
 from pagedkv.routing import ROUTINGS, Choice, IndexState, RecordWriter, ReplicaIndex, Router, Routing, RoutingRules
@@ -73,7 +74,7 @@ LATE: Final = Network(delay_s=0.1, loss=0.01)
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSetting:
+class ClusterSetting(Result):
     """A cluster.
 
     Args:
@@ -93,10 +94,6 @@ class ClusterSetting:
     def __post_init__(self) -> None:
         as_count(self.num_replicas, "replicas", least=1, most=64)
         as_choice(self.routing, ROUTINGS, "routing")
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the setting for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ is a ConfigurationError with the file, the key and a remedy.
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from math import ceil
 from pathlib import Path
@@ -74,6 +74,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.models import LayerGroup, ModelMemory, model_names, read_model
 from pagedkv.models.config import read_json_object
 from pagedkv.models.memory import GIB
+from pagedkv.planner.results import Result
 
 __all__ = [
     "Assumptions",
@@ -93,7 +94,7 @@ LONGEST_S: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class CostModel:
+class CostModel(Result):
     """The cost of everything that a step computes, reads or moves. All fields ending in ``_s`` are seconds.
 
     Args:
@@ -172,10 +173,6 @@ class CostModel:
     def swap_s(self, num_tokens: float) -> float:
         """Return the seconds of moving keys and values to or from host memory in one step; 0 for no tokens."""
         return self.swap_fixed_s + num_tokens * self.swap_token_s if num_tokens > 0 else 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the model for JSON; :func:`~pagedkv.simulation.cost.read_cost_model` reads it back."""
-        return asdict(self)
 
 
 def _checked_seconds(name: str, value: object) -> float:

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -86,7 +87,7 @@ def test_a_trace_that_no_request_of_is_served_has_no_figures() -> None:
 
 def test_figures_come_back_from_json() -> None:
     figures = run_point(PlanPoint(CONFIG, COSTS), checked(traffic(5)))
-    assert PointFigures.from_dict(figures.as_dict()) == figures
+    assert msgspec.convert(figures.as_dict(), PointFigures) == figures
 
 
 def chat(session: str, *turns: tuple[float, int]) -> list[Request]:
@@ -150,7 +151,7 @@ def test_a_cluster_of_one_is_a_server_and_its_figures_come_back_from_a_file() ->
     assert figures.cluster is not None
     assert figures.cluster.imbalance == 1
     assert figures.cluster.num_by_reason == {"it is the only one": len(requests)}
-    assert PointFigures.from_dict(figures.as_dict()) == figures
+    assert msgspec.convert(figures.as_dict(), PointFigures) == figures
     assert "cluster" not in alone.as_dict()
     assert point.as_dict()["cluster"] != PlanPoint(CONFIG, COSTS, cluster=ClusterSetting(2)).as_dict()["cluster"]
 

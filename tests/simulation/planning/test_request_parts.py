@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -43,7 +44,7 @@ def test_parts_are_sums_over_their_own_requests(load: float) -> None:
         require_sums(part, [requests[number] for number in of_window[place]], of_window[place], log, bounds)
     assert sum(part.num_hit_tokens for part in windows) == figures.num_hit_tokens > 0
     assert sum(part.num_good for part in windows) == figures.num_good < figures.num_requests
-    assert PointFigures.from_dict(figures.as_dict()) == figures
+    assert msgspec.convert(figures.as_dict(), PointFigures) == figures
 
 
 def require_sums(
@@ -80,7 +81,7 @@ def test_the_busiest_window_asks_for_the_most_tokens_a_second_among_whole_ones()
     assert [part.num_requests for part in parts] == [5, 100, 1, 2, 50]
     assert [part.is_whole for part in parts] == [False, True, True, True, False]
     assert (busiest, quietest) == (parts[1], parts[2])
-    assert busiest.offered_per_s == 100 * 10 / 10
+    assert busiest.offered_tokens_per_s == 100 * 10 / 10
     assert parts_of(RequestLog(CONFIG.scheduling_config()), Bounds(), Division(parse_window("1h"))) == ()
 
 

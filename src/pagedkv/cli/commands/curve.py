@@ -601,7 +601,10 @@ def print_curve(title: str, curve: CapacityCurve, read_as: str) -> None:
     """Print the curve of a trace, and the trace's format."""
     print_table(title, [("read as", read_as), *_facts(curve), *_left_out(curve)])
     _print_by_capacity("Hit ratio by block", curve, {name: partial(curve.hit_ratio, name) for name in curve.hits})
-    _print_parts(curve)
+    is_sized = curve.token_nbytes is not None
+    sizes = [f"{_size_gib(curve, each)} GiB" if is_sized else f"{each:,}" for each in curve.capacities]
+    of = f", by {'memory' if is_sized else 'blocks'} of the cache; ideal by token"
+    _print_parts(curve, curve.capacities, sizes, "block", of)
     _print_gains(curve)
     gaps = {name: partial(curve.policy_gap, name) for name in curve.hits if name != OPTIMAL}
     title = "Policy gaps, to the offline optimum; and the capacity gap, from there to the ideal"
@@ -656,56 +659,26 @@ def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
         yield "policies left out", f"{', '.join(left_out)}, since there are many requests: --eviction selects others"
 
 
-def _print_parts(curve: CapacityCurve) -> None:
+def _print_parts(
+    curve: CapacityCurve | ModelCurve, places: Iterable[int], sizes: Iterable[str], measure: str, of: str = ""
+) -> None:
     """Print the hits of each tenant and window in the common cache, by the first policy."""
     policy = next(iter(curve.hits))
-    for kind in dict.fromkeys(part.kind for part in curve.parts):
-        parts = [part for part in curve.parts if part.kind == kind]
-        shown, note = shown_parts(parts, [part.num_block_refs for part in parts])
-        sizes = [
-            f"{capacity:,}" if curve.token_nbytes is None else f"{_size_gib(curve, capacity)} GiB"
-            for capacity in curve.capacities
-        ]
-        headings = (kind, "requests", "prompt tokens", "ideal", *sizes)
-        rows = [
-            (
-                part.name,
-                f"{part.num_requests:,}",
-                f"{part.num_prompt_tokens:,}",
-                f"{part.ideal_token_ratio:.2%}",
-                *(f"{part.hit_ratio(policy, capacity):.2%}" for capacity in curve.capacities),
-            )
-            for part in shown
-        ]
-        of = "blocks" if curve.token_nbytes is None else "memory"
-        title = f"By {kind}: hit ratio by block of {policy}, by {of} of the cache; ideal by token{note}"
-        print_numbers(title, headings, rows)
-
-
-def _print_model_parts(curve: ModelCurve) -> None:
-    """Print the hits of each tenant and window in the common memory, by the first policy."""
-    policy = next(iter(curve.hits))
+    headings = ("requests", "prompt tokens", "ideal", *sizes)
     for kind in dict.fromkeys(part.kind for part in curve.parts):
         parts = [part for part in curve.parts if part.kind == kind]
         shown, note = shown_parts(parts, [part.num_prompt_tokens for part in parts])
-        headings = (
-            kind,
-            "requests",
-            "prompt tokens",
-            "ideal",
-            *(f"{point.memory_gib:g} GiB" for point in curve.points),
-        )
         rows = [
             (
                 part.name,
                 f"{part.num_requests:,}",
                 f"{part.num_prompt_tokens:,}",
                 f"{part.ideal_hit_tokens / max(1, part.num_prompt_tokens):.2%}",
-                *(f"{part.hit_ratio(policy, place):.2%}" for place in range(len(curve.points))),
+                *(f"{part.hit_ratio(policy, place):.2%}" for place in places),
             )
             for part in shown
         ]
-        print_numbers(f"By {kind}: hit ratio by token, of {policy}{note}", headings, rows)
+        print_numbers(f"By {kind}: hit ratio by {measure} of {policy}{of}{note}", (kind, *headings), rows)
 
 
 def _print_gains(curve: CapacityCurve) -> None:
@@ -772,4 +745,5 @@ def print_model_curve(title: str, curve: ModelCurve, read_as: str) -> None:
         for place, point in enumerate(curve.points)
     ]
     print_numbers("Hit ratio by token", ("GiB", *curve.points[0].num_blocks, *curve.hits, "not served"), rows)
-    _print_model_parts(curve)
+    sizes = [f"{point.memory_gib:g} GiB" for point in curve.points]
+    _print_parts(curve, range(len(curve.points)), sizes, "token")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -53,7 +53,7 @@ from pagedkv.planner.traces.token_blocks import ContentBlocks
 from pagedkv.report.documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
 from pagedkv.report.tables import LATENCIES, OUTCOMES, cluster_table, point_table, points_at_best
 from pagedkv.simulation.cluster import LATE
-from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
+from pagedkv.simulation.planning import Decision, PointFigures, PointResult, decide
 from pagedkv.simulation.planning.decision import (
     GPU_AXIS,
     change_of,
@@ -266,7 +266,7 @@ def plan_document(
             *_costs(axes, settings),
         ],
         "chosen": dict(decision.chosen),
-        "effects": [_effect(effect) for effect in decision.effects],
+        "effects": [effect.as_dict() for effect in decision.effects],
         "settings": settings,
         "points": [_point(each, figures, decision) for each, figures in found],
         "divided": parts_as_dict(chosen.divided),
@@ -455,14 +455,6 @@ def _warnings(axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]
             f"with some settings up to {num_rejected:,} of {everything[0].num_requests:,} requests were rejected, "
             "being too large for the pools"
         )
-
-
-def _effect(effect: Effect) -> dict[str, Any]:
-    return {
-        **asdict(effect),
-        "changes_traffic": effect.changes_traffic,
-        "changes_hits": effect.changes_hits,
-    }
 
 
 def _point(planned: PlannedPoint, figures: PointFigures, decision: Decision) -> PlanPointDocument:

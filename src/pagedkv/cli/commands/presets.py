@@ -1,20 +1,45 @@
 """``pagedkv presets``: all names of models, GPUs and cost models, with their numbers."""
 
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Final
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
-from pagedkv.cli.tables import print_numbers
+from pagedkv.cli.tables import print_numbers, show
 from pagedkv.cli.user_errors import reported
 from pagedkv.models import model_names, read_model
 from pagedkv.models.memory import GIB
 from pagedkv.models.presets import PRESETS
+from pagedkv.report.tables import Columns, Json, named, table
 from pagedkv.simulation.cost import cost_model_names, find_gpu, gpu_names
 
-TERA: Final = 10**12
-GIGA: Final = 10**9
 OF_A_PAIR: Final = "peaks of the data sheet, at shares of them; not measured"
 FOR_TRIALS: Final = "arbitrary, for trials"
+
+
+def scaled(key: str, scale: float, form: str) -> Callable[[Json], str]:
+    """Return the column of a number in another unit; none where it is 0 or unknown."""
+    return lambda row: format(row[key] / scale, form) if row[key] else "-"
+
+
+MODELS: Final[Columns[Json]] = {
+    "model": lambda row: row["name"],
+    "bytes a token": scaled("token_nbytes", 1, ",.0f"),
+    "state bytes": scaled("state_nbytes", 1, ",.0f"),
+    "weights GiB": scaled("weights_nbytes", GIB, ",.1f"),
+    "context": scaled("max_context", 1, ",.0f"),
+    "groups": lambda row: " ".join(row["groups"]),
+    "config of": lambda row: row["source"],
+}
+GPUS: Final[Columns[Json]] = {
+    "GPU": lambda row: row["name"],
+    "GiB": scaled("memory_nbytes", GIB, ",.1f"),
+    "memory GB/s": scaled("memory_nbytes_per_s", 1e9, ",.0f"),
+    "bf16 TFLOP/s": scaled("flops", 1e12, ",.0f"),
+    "host GB/s": scaled("link_nbytes_per_s", 1e9, ",.0f"),
+    "from": lambda row: row["source"],
+}
 
 
 def presets(json_file: opt.JsonFile = None) -> None:
@@ -30,78 +55,26 @@ def presets(json_file: opt.JsonFile = None) -> None:
 
     pagedkv presets --json -
     """
+    models = {name: _model(name) for name in model_names()}
+    gpus = {
+        name: {key: value for key, value in asdict(find_gpu(name)).items() if key != "name"} for name in gpu_names()
+    }
     with reported():
         if json_file is not None:
             require_writable(json_file)
-            write_json(json_file, _document())
+            names = list(cost_model_names())
+            write_json(json_file, {"command": command_line(), "models": models, "gpus": gpus, "cost_models": names})
     if json_file != STANDARD_OUTPUT:
-        _print_models()
-        _print_gpus()
+        show(table("Models", MODELS, named(models)))
+        show(table("GPUs", GPUS, named(gpus)))
         rows = [(name, OF_A_PAIR if "/" in name else FOR_TRIALS) for name in cost_model_names()]
         print_numbers("Cost models", ("name", "from"), rows)
 
 
-def _print_models() -> None:
-    rows = []
-    for name in model_names():
-        model = read_model(name)
-        rows.append(
-            (
-                name,
-                f"{model.token_nbytes:,}",
-                f"{model.state_nbytes:,}" if model.state_nbytes else "-",
-                "-" if model.weights_nbytes is None else f"{model.weights_nbytes / GIB:,.1f}",
-                "-" if model.max_context is None else f"{model.max_context:,}",
-                " ".join(group.name for group in model.groups),
-                PRESETS[name].source,
-            )
-        )
-    headings = ("model", "bytes a token", "state bytes", "weights GiB", "context", "groups", "config of")
-    print_numbers("Models", headings, rows)
-
-
-def _print_gpus() -> None:
-    rows = []
-    for name in gpu_names():
-        gpu = find_gpu(name)
-        rows.append(
-            (
-                name,
-                f"{gpu.memory_nbytes / GIB:,.1f}",
-                f"{gpu.memory_nbytes_per_s / GIGA:,.0f}",
-                f"{gpu.flops / TERA:,.0f}",
-                f"{gpu.link_nbytes_per_s / GIGA:,.0f}",
-                gpu.source,
-            )
-        )
-    print_numbers("GPUs", ("GPU", "GiB", "memory GB/s", "bf16 TFLOP/s", "host GB/s", "from"), rows)
-
-
-def _document() -> dict[str, object]:
-    models = {name: read_model(name) for name in model_names()}
-    gpus = {name: find_gpu(name) for name in gpu_names()}
+def _model(name: str) -> dict[str, object]:
+    model = read_model(name)
     return {
-        "command": command_line(),
-        "models": {
-            name: {
-                "token_nbytes": model.token_nbytes,
-                "state_nbytes": model.state_nbytes,
-                "weights_nbytes": model.weights_nbytes,
-                "max_context": model.max_context,
-                "groups": {group.name: group.token_nbytes for group in model.groups},
-                "source": PRESETS[name].source,
-            }
-            for name, model in models.items()
-        },
-        "gpus": {
-            name: {
-                "memory_nbytes": gpu.memory_nbytes,
-                "memory_nbytes_per_s": gpu.memory_nbytes_per_s,
-                "flops": gpu.flops,
-                "link_nbytes_per_s": gpu.link_nbytes_per_s,
-                "source": gpu.source,
-            }
-            for name, gpu in gpus.items()
-        },
-        "cost_models": list(cost_model_names()),
+        **{key: getattr(model, key) for key in ("token_nbytes", "state_nbytes", "weights_nbytes", "max_context")},
+        "groups": {group.name: group.token_nbytes for group in model.groups},
+        "source": PRESETS[name].source,
     }

@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from pagedkv.contract.arrays import Float64Array
 from pagedkv.errors import ConfigurationError
+from pagedkv.planner.results import Result
 from pagedkv.simulation.calibration.steps import MeasuredSteps
 from pagedkv.simulation.cost import CostModel
 from pagedkv.tiers import (
@@ -192,7 +193,7 @@ def _parameters_for(steps: MeasuredSteps, terms: _Terms, computes: npt.NDArray[n
 
 def _with(model: CostModel, values: Mapping[str, float]) -> CostModel:
     """Return a model with other values of some parameters, all of them seconds."""
-    return CostModel(**(model.as_dict() | dict(values)))  # type: ignore[arg-type] # CostModel checks each value itself
+    return CostModel(**(model.as_dict() | dict(values)))
 
 
 def _sum_of(terms: _Terms, found: Mapping[str, float], names: tuple[str, ...]) -> Float64Array:
@@ -242,7 +243,7 @@ NO_COST: Final = CostModel()
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorSummary:
+class ErrorSummary(Result):
     """Relative errors of some steps.
 
     Args:
@@ -258,10 +259,6 @@ class ErrorSummary:
     median: float
     p90: float
     bias: float
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the values for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +436,7 @@ IDENTITY: Final = Identity(
 
 
 @dataclass(frozen=True, slots=True)
-class TierRate:
+class TierRate(Result):
     """How fast a tier is.
 
     Args:
@@ -455,10 +452,6 @@ class TierRate:
     write_bandwidth: float
     latency_s: float
     nbytes: int
-
-    def as_dict(self) -> dict[str, object]:
-        """Return it for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def measure_tier(tier: Tier) -> TierRate:

@@ -45,13 +45,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from pagedkv.contract.arrays import Float64Array, Int64Array
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.planner.results import Result
 from pagedkv.planner.traces.formats.parsing import MAX_LENGTH, check_range, converted, decoded
 from pagedkv.planner.traces.lines import Line, LineReader
 from pagedkv.planner.traces.request import Request
@@ -410,7 +411,7 @@ MOST_BLOCKS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedLatency:
+class ComparedLatency(Result):
     """One figure, stated and predicted.
 
     Args:
@@ -419,6 +420,8 @@ class ComparedLatency:
         stated_s: seconds in the file.
         predicted_s: seconds of the same requests on the virtual clock.
     """
+
+    DERIVED: ClassVar = ("error",)
 
     metric: str
     statistic: str
@@ -429,10 +432,6 @@ class ComparedLatency:
     def error(self) -> float:
         """Predicted minus stated seconds, as a share of the stated ones."""
         return self.predicted_s / self.stated_s - 1 if self.stated_s else 0.0
-
-    def as_dict(self) -> dict[str, float | str]:
-        """Return the values for JSON."""
-        return {**{name: getattr(self, name) for name in self.__slots__}, "error": self.error}
 
 
 @dataclass(frozen=True, slots=True)

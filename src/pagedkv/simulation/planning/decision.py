@@ -31,8 +31,9 @@ figures of every value of hardware and memory, and the traffic of each GPU.
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import ClassVar, Final
 
+from pagedkv.planner.results import Result
 from pagedkv.simulation.planning.figures import (
     FAILS,
     HOLDS,
@@ -164,7 +165,7 @@ def grid_load(step: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadLimit:
+class LoadLimit(Result):
     """The load limit of a setting, between two loads.
 
     Args:
@@ -176,10 +177,6 @@ class LoadLimit:
     held: float | None
     ended: float | None
     is_decided: bool
-
-    def as_dict(self) -> dict[str, float | bool | None]:
-        """Return the limit for JSON."""
-        return {"held": self.held, "ended": self.ended, "is_decided": self.is_decided}
 
 
 def limit_of(verdicts: Iterable[tuple[float, str]]) -> LoadLimit:
@@ -282,7 +279,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Result):
     """The gain of a value of an axis over the first one.
 
     Args:
@@ -294,6 +291,8 @@ class Effect:
         is_capped: whether one of a pair holds every load that was tried, or every load for which the trace is long
             enough.
     """
+
+    DERIVED: ClassVar = ("changes_traffic", "changes_hits")
 
     axis: str
     value: str

@@ -23,15 +23,16 @@ eighth spans.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arrays import Float64Array, Int32Array, Int64Array
 from pagedkv.errors import ConfigurationError
+from pagedkv.planner.results import Result
 from pagedkv.planner.traces.clocks import WindowRule
 from pagedkv.simulation.cluster import ClusterFigures
 from pagedkv.simulation.cost import CostModel
@@ -41,7 +42,7 @@ LONGEST_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Result):
     """The definition of a good answer.
 
     Args:
@@ -83,10 +84,6 @@ class Bounds:
         """Whether there is any bound."""
         return self.ttft_s is not None or self.tpot_s is not None
 
-    def as_dict(self) -> dict[str, float | None]:
-        """Return the bounds for JSON."""
-        return {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s}
-
 
 HOLDS: Final = "holds"
 FAILS: Final = "fails"
@@ -107,7 +104,7 @@ this share of that quarter's arrivals: a hundredth of the traffic is not served.
 
 
 @dataclass(frozen=True, slots=True)
-class Steadiness:
+class Steadiness(Result):
     """Whether a load holds, and the causes if it does not.
 
     Args:
@@ -144,17 +141,6 @@ class Steadiness:
     def good_per_s(self) -> float:
         """Good measured requests a second, by their arrivals: the sustained traffic, if the load holds."""
         return self.num_good / self.measured_s if self.measured_s else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures for JSON; :meth:`from_dict` reads them back."""
-        return {**asdict(self), "binds": list(self.binds), "num_waiting": list(self.num_waiting)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Steadiness":
-        """Read the result of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
-        known = {name: values[name] for name in cls.__slots__}
-        third, fourth = values["num_waiting"]
-        return cls(**known | {"binds": tuple(values["binds"]), "num_waiting": (third, fourth)})
 
 
 def steadiness_of(log: RequestLog, bounds: Bounds) -> Steadiness:
@@ -271,7 +257,7 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class PartFigures:
+class PartFigures(Result):
     """The figures of one part.
 
     Args:
@@ -286,6 +272,8 @@ class PartFigures:
         is_whole: whether the whole window lies between these arrivals.
         ttft_s, tpot_s: p50 and p99, or None where there are none.
     """
+
+    DERIVED: ClassVar = ("hit_ratio", "offered_tokens_per_s")
 
     kind: str
     name: str
@@ -309,18 +297,9 @@ class PartFigures:
         return self.num_hit_tokens / self.num_prompt_tokens if self.has_content and self.num_prompt_tokens else None
 
     @property
-    def offered_per_s(self) -> float:
+    def offered_tokens_per_s(self) -> float:
         """Requested tokens of a window, per second of recorded time; 0 for a tenant."""
         return self.num_offered_tokens / self.span_s if self.span_s else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures for JSON; :meth:`from_dict` reads them back."""
-        return {**asdict(self), "hit_ratio": self.hit_ratio, "offered_tokens_per_s": self.offered_per_s}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "PartFigures":
-        """Read the result of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
-        return cls(**{name: values[name] for name in cls.__slots__})
 
 
 def parts_of(log: RequestLog, bounds: Bounds, division: Division, load: float = 1.0) -> tuple[PartFigures, ...]:
@@ -357,7 +336,9 @@ def busiest_and_quietest(parts: Sequence[PartFigures]) -> tuple[PartFigures, Par
     known = whole if len(whole) > 1 else windows
     if len(known) < 2:  # noqa: PLR2004 - two to compare
         return None
-    return max(known, key=lambda part: part.offered_per_s), min(known, key=lambda part: part.offered_per_s)
+    return max(known, key=lambda part: part.offered_tokens_per_s), min(
+        known, key=lambda part: part.offered_tokens_per_s
+    )
 
 
 def _divided(  # noqa: PLR0913, PLR0917 - one division of a run
@@ -463,7 +444,7 @@ class ClusterSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class PointFigures:
+class PointFigures(Result):
     """The figures of one run.
 
     Args:
@@ -484,6 +465,8 @@ class PointFigures:
         divided: the same by tenant and by window of recorded time, if there are any.
         cluster: figures that only a cluster has; None: one server. Seconds of steps are then those of all replicas.
     """
+
+    DERIVED: ClassVar = ("hit_ratio", "throughput_per_s", "goodput_per_s", "output_tokens_per_s")
 
     num_requests: int
     num_rejected: int
@@ -529,29 +512,11 @@ class PointFigures:
         return self.num_output_tokens / self.span_s if self.span_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures for JSON; :meth:`from_dict` reads them back."""
-        values = asdict(self)
+        """Return the figures for JSON."""
+        values = Result.as_dict(self)
         if self.cluster is None:
             del values["cluster"]
-        return {
-            **values,
-            "steadiness": self.steadiness.as_dict(),
-            "divided": [part.as_dict() for part in self.divided],
-            "hit_ratio": self.hit_ratio,
-            "throughput_per_s": self.throughput_per_s,
-            "goodput_per_s": self.goodput_per_s,
-            "output_tokens_per_s": self.output_tokens_per_s,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "PointFigures":
-        """Read the result of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
-        known = {name: values[name] for name in cls.__slots__ if name != "cluster"}
-        cluster = ClusterSummary(**values["cluster"]) if "cluster" in values else None
-        parts = tuple(Part(**part) for part in values["parts"])
-        divided = tuple(map(PartFigures.from_dict, values["divided"]))
-        steadiness = Steadiness.from_dict(values["steadiness"])
-        return cls(**known | {"parts": parts, "steadiness": steadiness, "divided": divided, "cluster": cluster})
+        return values
 
 
 def figures_of(
