@@ -16,12 +16,13 @@ from pagedkv.report.drawing import (
     LineStyle,
     Plot,
     Section,
-    draw_both,
-    fill_legend,
+    fill_legends,
     line,
     line_legend,
+    line_legends,
     logarithmic,
     only_axes,
+    plot,
     read_out,
 )
 from pagedkv.report.figures import COUNT, PLOTS, RATIO, SECTIONS, TABLES
@@ -107,10 +108,7 @@ def _best_other(run: ReportRun, curve: Curve) -> str | None:
 def _curve_plot(run: ReportRun, curve: Curve) -> Plot:
     replay = replay_point(run)
     lines = dict(zip(_drawn(run, curve), LINES, strict=False))
-    legend = [
-        line_legend(f"curve-legend-{number}", style, shown_name(policy))
-        for number, (policy, style) in enumerate(lines.items())
-    ]
+    legend = line_legends("curve", [(shown_name(policy), style) for policy, style in lines.items()])
     below = ratios_with_tiers(curve, shown_policy(run, curve))
     if below is not None:
         legend.append(line_legend("curve-legend-tiers", TIERS_LINE, below[0]))
@@ -136,9 +134,8 @@ def _curve_plot(run: ReportRun, curve: Curve) -> Plot:
         axes.set_ylim(0, ROOM_ABOVE_IDEAL * max(curve["ideal_block_ratio"], 0 if replay is None else replay[1]) or 1)
         _read_out(axes, curve, series)
 
-    caption = PLOTS["curve"]
     label = f"Lines of the hit ratio over the capacity in blocks: {', '.join(lines)}, and the ideal"
-    return Plot(caption.title, caption.sentence, *draw_both("curve", HALF, label, paint), tuple(legend))
+    return plot(PLOTS["curve"], HALF, label, paint, legend, key="curve")
 
 
 def _gap_plot(curve: Curve, policy: str) -> Plot:
@@ -167,17 +164,8 @@ def _gap_plot(curve: Curve, policy: str) -> Plot:
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
         _read_out(axes, curve, [dict(zip(capacities, height, strict=True)) for height in heights])
 
-    caption = PLOTS["gaps"]
     label = f"Stacked areas over the capacity in blocks: {', '.join(names)}"
-    return Plot(
-        caption.title,
-        caption.sentence,
-        *draw_both("gaps", HALF, label, paint),
-        tuple(
-            fill_legend(f"gaps-legend-{number}", fill, name)
-            for number, (fill, name) in enumerate(zip(FILLS, names, strict=True))
-        ),
-    )
+    return plot(PLOTS["gaps"], HALF, label, paint, fill_legends("gaps", zip(names, FILLS, strict=True)), key="gaps")
 
 
 def _read_out(axes: Axes, curve: Curve, series: Sequence[Mapping[int, float]]) -> None:

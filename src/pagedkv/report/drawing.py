@@ -16,7 +16,7 @@ but into the legend, which is HTML.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from typing import Final, Literal, TypeAlias
 from xml.etree import ElementTree as ET
 
 from pagedkv.contract.extras import needing
-from pagedkv.report.figures import compact
+from pagedkv.report.figures import Caption, compact
 from pagedkv.report.tables import Table
 
 
@@ -294,11 +294,43 @@ def line(
         drawn.set_fillstyle("none")
 
 
-def draw_both(
-    key: str, size: Size, label: str, paint: Callable[[Figure], None], narrow: Size | None = None
-) -> tuple[str, str]:
-    """Draw for a wide page, and again for a phone, since texts would shrink with the drawing."""
-    return draw(key, size, label, paint), draw(f"narrow-{key}", narrow or NARROW, label, paint)
+def plot(  # noqa: PLR0913 - a drawing and its words
+    caption: Caption,
+    size: Size,
+    label: str,
+    paint: Callable[[Figure], None],
+    legend: Iterable[LegendEntry] = (),
+    *,
+    key: str,
+    suffix: str = "",
+    narrow: Size = NARROW,
+) -> Plot:
+    """Draw a plot, wide and narrow, under its title and the sentence that explains it.
+
+    Args:
+        caption: title and sentence.
+        size: the size on a wide page; ``WIDE`` takes all of its width.
+        label: what is drawn, for screen readers.
+        paint: draws it.
+        legend: entries of the legend.
+        key: begins all ids within the drawing.
+        suffix: behind the title.
+        narrow: the size on a narrow page.
+    """
+    drawings = draw(key, size, label, paint), draw(f"narrow-{key}", narrow, label, paint)
+    return Plot(caption.title + suffix, caption.sentence, *drawings, tuple(legend), wide=size is WIDE)
+
+
+def line_legends(key: str, lines: Iterable[tuple[str, LineStyle]], *, marked: bool = True) -> list[LegendEntry]:
+    """Draw a legend of lines, by their names."""
+    return [
+        line_legend(f"{key}-legend-{number}", style, name, marked=marked) for number, (name, style) in enumerate(lines)
+    ]
+
+
+def fill_legends(key: str, fills: Iterable[tuple[str, Fill]]) -> list[LegendEntry]:
+    """Draw a legend of filled areas, by their names."""
+    return [fill_legend(f"{key}-legend-{number}", fill, name) for number, (name, fill) in enumerate(fills)]
 
 
 def line_legend(key: str, line: LineStyle, label: str, *, marked: bool = True) -> LegendEntry:

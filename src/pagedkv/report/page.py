@@ -19,6 +19,7 @@ from pagedkv.report.drawing import (
     COUNT_TICKS,
     HALF,
     LINES,
+    NARROW,
     NARROW_PANELS,
     PERCENT_TICKS,
     WIDE,
@@ -29,12 +30,12 @@ from pagedkv.report.drawing import (
     Section,
     Size,
     Tile,
-    draw_both,
     line,
-    line_legend,
+    line_legends,
     logarithmic,
     only_axes,
     panels,
+    plot,
     read_out,
 )
 from pagedkv.report.figures import (
@@ -45,6 +46,7 @@ from pagedkv.report.figures import (
     RATIO,
     SECTIONS,
     TABLES,
+    Caption,
     KeyFigure,
     headline_of,
     headline_of_several,
@@ -255,22 +257,15 @@ def _plot(overlay: _Overlay, runs: Sequence[ReportRun], names: Sequence[str]) ->
         for run, name, line in zip(runs, names, LINES, strict=False)
         if overlay.has_data(run)
     ]
-    caption = PLOTS[overlay.key]
-    return Plot(
-        caption.title,
-        _sentence(overlay.key, styled),
-        *draw_both(
-            overlay.key,
-            overlay.size,
-            overlay.label,
-            lambda figure: overlay.paint(figure, styled),
-            NARROW_PANELS if overlay.has_panels else None,
-        ),
-        tuple(
-            line_legend(f"{overlay.key}-legend-{number}", each.line, each.name, marked=overlay.marked)
-            for number, each in enumerate(styled)
-        ),
-        wide=overlay.size is WIDE,
+    legend = line_legends(overlay.key, [(each.name, each.line) for each in styled], marked=overlay.marked)
+    return plot(
+        Caption(PLOTS[overlay.key].title, _sentence(overlay.key, styled)),
+        overlay.size,
+        overlay.label,
+        lambda figure: overlay.paint(figure, styled),
+        legend,
+        key=overlay.key,
+        narrow=NARROW_PANELS if overlay.has_panels else NARROW,
     )
 
 

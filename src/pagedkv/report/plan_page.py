@@ -19,11 +19,11 @@ from pagedkv.report.drawing import (
     Plot,
     Section,
     Tile,
-    draw_both,
     line,
-    line_legend,
+    line_legends,
     logarithmic,
     only_axes,
+    plot,
     read_out,
 )
 from pagedkv.report.figures import COUNT, NONE, RATIO, SECONDS, Caption
@@ -273,12 +273,10 @@ def _plot(
         axes.set_ylim(0, ROOM_ABOVE * highest or 1)
         _read_out(axes, measure, list(series.values()))
 
-    legend = tuple(
-        line_legend(f"plan-{key}-legend-{number}", style, name)
-        for number, (style, name) in enumerate(zip(LINES, series, strict=False))
-    )
+    legend = line_legends(f"plan-{key}", zip(series, LINES, strict=False))
     label = f"Lines of {measure.title} over memory, one a combination of choices"
-    return Plot(f"{measure.title}{suffix}", measure.sentence, *draw_both(f"plan-{key}", HALF, label, paint), legend)
+    caption = Caption(measure.title, measure.sentence)
+    return plot(caption, HALF, label, paint, legend, key=f"plan-{key}", suffix=suffix)
 
 
 def _read_out(axes: Axes, measure: _Measure, series: Sequence[Sequence[PlanPointDocument]]) -> None:

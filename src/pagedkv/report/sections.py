@@ -35,11 +35,11 @@ from pagedkv.report.drawing import (
     Fill,
     Plot,
     Section,
-    draw_both,
-    fill_legend,
-    line_legend,
+    fill_legends,
+    line_legends,
     only_axes,
     panels,
+    plot,
     read_out,
 )
 from pagedkv.report.figures import (
@@ -152,17 +152,10 @@ def _blocks(timeline: Timeline, pool: str, key: str, axis: TimeAxis) -> Plot:
         _from_zero(axes)
         axis.read_out(axes, timeline, [_texts(timeline["pools"][pool][level], COUNT) for level in LEVELS])
 
-    caption = PLOTS["blocks"]
-    several = len(timeline["pools"]) > 1
-    return Plot(
-        f"{caption.title}, pool {pool}" if several else caption.title,
-        caption.sentence,
-        *draw_both(key, WIDE, f"Stacked areas over time of live, cached and free blocks of pool {pool}", paint),
-        tuple(
-            fill_legend(f"{key}-legend-{name}", fill, name) for name, fill in zip(LEVEL_NAMES, LEVEL_FILLS, strict=True)
-        ),
-        wide=True,
-    )
+    suffix = f", pool {pool}" if len(timeline["pools"]) > 1 else ""
+    label = f"Stacked areas over time of live, cached and free blocks of pool {pool}"
+    legend = fill_legends(key, zip(LEVEL_NAMES, LEVEL_FILLS, strict=True))
+    return plot(PLOTS["blocks"], WIDE, label, paint, legend, key=key, suffix=suffix)
 
 
 def _requests(timeline: Timeline, axis: TimeAxis) -> Plot:
@@ -179,16 +172,9 @@ def _requests(timeline: Timeline, axis: TimeAxis) -> Plot:
         _from_zero(axes)
         axis.read_out(axes, timeline, [_texts(values, MEAN) for values in series.values()])
 
-    caption = PLOTS["requests"]
-    return Plot(
-        caption.title,
-        caption.sentence,
-        *draw_both("requests", HALF, f"Lines over time of requests {', '.join(series)}", paint),
-        tuple(
-            line_legend(f"requests-legend-{number}", styles[name], name, marked=False)
-            for number, name in enumerate(series)
-        ),
-    )
+    label = f"Lines over time of requests {', '.join(series)}"
+    legend = line_legends("requests", styles.items(), marked=False)
+    return plot(PLOTS["requests"], HALF, label, paint, legend, key="requests")
 
 
 def _hits(timeline: Timeline, axis: TimeAxis) -> Plot:
@@ -202,9 +188,8 @@ def _hits(timeline: Timeline, axis: TimeAxis) -> Plot:
         _from_zero(axes)
         axis.read_out(axes, timeline, [_texts(timeline["token_hit_ratio"], RATIO)])
 
-    caption = PLOTS["hits"]
     label = "Line over time of the hit ratio by token"
-    return Plot(caption.title, caption.sentence, *draw_both("hits", HALF, label, paint))
+    return plot(PLOTS["hits"], HALF, label, paint, key="hits")
 
 
 def _texts(values: Sequence[float | None], unit: Unit) -> list[str]:
@@ -286,11 +271,8 @@ def _bars(key: str, kind: str, histogram: AgeHistogram, fill: Fill, suffix: str)
         read_out(axes, range(len(numbers)), headings, [[COUNT.text(number) for number in histogram["num_blocks"]]])
 
     caption = PLOTS[kind]
-    return Plot(
-        caption.title + suffix,
-        caption.sentence,
-        *draw_both(key, HALF, f"Bars: {caption.title.lower()}, blocks in each range of ages", paint),
-    )
+    label = f"Bars: {caption.title.lower()}, blocks in each range of ages"
+    return plot(caption, HALF, label, paint, key=key, suffix=suffix)
 
 
 def _short(edge_s: float | None) -> str:
@@ -364,9 +346,8 @@ def _latency_bars(drawn: dict[str, list[float]]) -> Plot:
             axes.margins(x=ROOM_FOR_LABELS)
             axes.set_xlim(left=0)
 
-    caption = PLOTS["latency"]
     label = "Bars of mean, median, 90th and 99th percentile and maximum of three latencies"
-    return Plot(caption.title, caption.sentence, *draw_both("latency", WIDE, label, paint, NARROW_PANELS), wide=True)
+    return plot(PLOTS["latency"], WIDE, label, paint, key="latency", narrow=NARROW_PANELS)
 
 
 BLOCKS_FILL: Final = FILLS[0]
@@ -424,18 +405,9 @@ def _waste_plot(shares: dict[str, float], num_block_sizes: int) -> Plot:
         for axes, (bars, fill, label) in zip(panels(figure, len(drawn)), drawn, strict=True):
             _draw_bars(axes, bars, fill, label)
 
-    caption = PLOTS["waste"]
     label = "Bars of the waste of each block size and of each reservation in one piece"
-    return Plot(
-        caption.title,
-        caption.sentence,
-        *draw_both("waste", WIDE, label, paint, NARROW_PANELS),
-        (
-            fill_legend("waste-legend-blocks", BLOCKS_FILL, "blocks"),
-            fill_legend("waste-legend-reserved", RESERVED_FILL, "reserved in one piece"),
-        ),
-        wide=True,
-    )
+    legend = fill_legends("waste", [("blocks", BLOCKS_FILL), ("reserved in one piece", RESERVED_FILL)])
+    return plot(PLOTS["waste"], WIDE, label, paint, legend, key="waste", narrow=NARROW_PANELS)
 
 
 def _draw_bars(axes: Axes, shares: dict[str, float], fill: Fill, label: str) -> None:
