@@ -290,21 +290,9 @@ def _output_token_ids(request: Request, number: int) -> npt.NDArray[np.int32]:
 
 def _numbers(keys: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.int32]:
     """Draw ``count`` 31-bit numbers from the generator of each key, generator by generator."""
-    seeds = keys.copy()
-    _mix(seeds)
     steps = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN_GAMMA
-    states = seeds[:, np.newaxis] + steps
-    _mix(states)
+    states = _mixed(_mixed(keys)[:, np.newaxis] + steps)
     return (states >> np.uint64(33)).astype(np.int32).ravel()
-
-
-def _mix(numbers: npt.NDArray[np.uint64]) -> None:
-    """Apply splitmix64's finaliser, a bijection of 64-bit numbers, to each number in place."""
-    numbers ^= numbers >> np.uint64(30)
-    numbers *= FIRST_MULTIPLIER
-    numbers ^= numbers >> np.uint64(27)
-    numbers *= SECOND_MULTIPLIER
-    numbers ^= numbers >> np.uint64(31)
 
 
 FIRST_UNSHARED: Final = 2**62
@@ -313,12 +301,7 @@ COUNTED_BITS: Final = 40
 COUNTED: Final = 2**COUNTED_BITS
 """Ids below this are numbers of blocks."""
 MIXED: Final = 2**62
-PLAIN_GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
 WORD: Final = 2**64 - 1
-MIXING: Final = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
 MOST_HELD: Final = 1000
 """Most requests without content that are held until one has content."""
 
@@ -483,10 +466,8 @@ def with_ids_apart(request: Request, number: int) -> Request:
 
 def _moved(ids: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.int64]:
     """Mix ids with a number, by the finaliser of splitmix64 (see :mod:`~pagedkv.planner.traces.token_blocks`)."""
-    mixed = ids.astype(np.uint64) + np.uint64(number * PLAIN_GOLDEN_GAMMA & WORD)
-    for shift, multiplier in MIXING:
-        mixed = (mixed ^ (mixed >> shift)) * multiplier
-    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(2) | np.uint64(MIXED)).astype(np.int64)
+    mixed = _mixed(ids.astype(np.uint64) + np.uint64(number * int(GOLDEN_GAMMA) & WORD))
+    return (mixed >> np.uint64(2) | np.uint64(MIXED)).astype(np.int64)
 
 
 def chain_digests(token_ids: npt.NDArray[np.int32], block_size: int, parent: bytes = b"") -> Iterator[bytes]:
@@ -581,13 +562,10 @@ def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None 
 
 
 def _block_ids(salt: bytes, token_ids: Int32Array, block_size: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    data = token_ids.astype("<i4").tobytes()
-    nbytes = 4 * block_size
     ids = np.empty(len(token_ids) // block_size, np.int64)
-    chain = digest(salt, block_size.to_bytes(8, "little"), "sha256")
-    for position in range(len(ids)):
-        chain = sha256(chain + data[position * nbytes : (position + 1) * nbytes]).digest()
-        ids[position] = int.from_bytes(chain[:ID_NBYTES], "little") & LARGEST_ID
+    first = digest(salt, block_size.to_bytes(8, "little"), "sha256")
+    for position, name in enumerate(chain_digests(token_ids, block_size, first)):
+        ids[position] = int.from_bytes(name[:ID_NBYTES], "little") & LARGEST_ID
     return ids
 
 
