@@ -49,13 +49,7 @@ from pagedkv.simulation.cost import (
     read_cost_origin,
 )
 from pagedkv.simulation.planning.figures import TENANT, WINDOW, Division, PartFigures, busiest_and_quietest
-from pagedkv.simulation.tiers import (
-    DISK_BANDWIDTH,
-    DISK_LATENCY_S,
-    HOST_BANDWIDTH,
-    HOST_LATENCY_S,
-    MediumName,
-)
+from pagedkv.simulation.tiers import DISK_BANDWIDTH, DISK_LATENCY_S, HOST_BANDWIDTH, HOST_LATENCY_S, MediumName
 from pagedkv.tiers import Admission, LoadRule
 
 TIERS: Final = "Tiers"

@@ -42,20 +42,7 @@ from pagedkv.report.drawing import (
     plot,
     read_out,
 )
-from pagedkv.report.figures import (
-    COUNT,
-    MEAN,
-    MISSES,
-    NONE,
-    PLOTS,
-    RATIO,
-    SECONDS,
-    SECTIONS,
-    TABLES,
-    Unit,
-    edge,
-    rate,
-)
+from pagedkv.report.figures import COUNT, MEAN, MISSES, NONE, PLOTS, RATIO, SECONDS, SECTIONS, TABLES, Unit, edge, rate
 from pagedkv.report.tables import (
     KINDS,
     PERCENTILES,

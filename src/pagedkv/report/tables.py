@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from pagedkv.report.documents import (
-    Plan,
-    PlanPointDocument,
-    Replay,
-    has_known_content,
-    seconds_source,
-    traffic_of,
-)
+from pagedkv.report.documents import Plan, PlanPointDocument, Replay, has_known_content, seconds_source, traffic_of
 from pagedkv.report.figures import COUNT, GIB, MEAN, MISSES, NONE, RATIO, SECONDS, TABLES, Unit, rate
 
 _Row = TypeVar("_Row")

@@ -32,14 +32,7 @@ from pagedkv.cli.plan_runs import (
     digest_of_files,
 )
 from pagedkv.cli.progress import working
-from pagedkv.cli.serving import (
-    SecondsSource,
-    mean_tokens,
-    parts_as_dict,
-    require_some_served,
-    sample_of,
-    shared_name,
-)
+from pagedkv.cli.serving import SecondsSource, mean_tokens, parts_as_dict, require_some_served, sample_of, shared_name
 from pagedkv.cli.tables import print_first, print_warnings, show, show_parts
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions, TraceSources, name_of
 from pagedkv.cli.user_errors import as_typed

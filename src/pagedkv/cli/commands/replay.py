@@ -14,15 +14,7 @@ from pagedkv.cli.options import InspectOptions, command, flag, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import Follow, ServedTrace, ServingOptions, TierOptions, parts_as_dict, serve_trace
-from pagedkv.cli.tables import (
-    print_first,
-    print_numbers,
-    print_table,
-    print_warnings,
-    share,
-    show,
-    show_parts,
-)
+from pagedkv.cli.tables import print_first, print_numbers, print_table, print_warnings, share, show, show_parts
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
 from pagedkv.model_folder import require_model
