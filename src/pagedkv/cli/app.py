@@ -44,7 +44,7 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
 """The commands with one line of help each. The line repeats the first line of the docstring, so that help need not
 import the command."""
 
-BESIDE: Final = {"validate": "calibrate"}
+BESIDE: Final = {"new_key": "serve", "validate": "calibrate"}
 """Commands in the file of another one."""
 SHORT_HELP: Final = {"help_option_names": ["--help", "-h"]}
 

@@ -9,10 +9,9 @@ In the order in which data flows::
     requests_under_way  RequestsUnderWay: the requests from arrival to end, for live views
     meters            measurements: waste, ages, latencies, sharing, time series;
                       StepWork: counts of a plan's work; RequestLog: times and hits of each request
-    result            ServingResult: all figures
     tiers             SimulatedTiers: tiers below the device, by the production store core
     virtual_clock     VirtualClock: the loop over steps, and what it notifies of each
-    server            VirtualServer: the clock with all meters
+    server            VirtualServer: the clock with all meters; ServingResult: all figures
     cluster           VirtualCluster: several clocks behind the production router
     planning          many settings on one trace, with few meters, and a decision
 
@@ -20,8 +19,7 @@ docs/replay.md describes a step exactly.
 """
 
 from pagedkv.simulation.config import ServingConfig
-from pagedkv.simulation.result import ServingResult
-from pagedkv.simulation.server import VirtualServer, compile_loops
+from pagedkv.simulation.server import ServingResult, VirtualServer, compile_loops
 from pagedkv.simulation.tiers import SimulatedTier
 
 __all__ = ["ServingConfig", "ServingResult", "SimulatedTier", "VirtualServer", "compile_loops"]

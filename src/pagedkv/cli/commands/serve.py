@@ -1,4 +1,7 @@
-"""``pagedkv serve``: a model of Hugging Face behind OpenAI's and Anthropic's protocols."""
+"""``pagedkv serve``: a model of Hugging Face behind OpenAI's and Anthropic's protocols.
+
+``pagedkv new-key``: an API key of a tenant, and its entry for ``--api-keys``.
+"""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -6,11 +9,11 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from pagedkv.api_keys import read_key_file
+from pagedkv.api_keys import KeyOwner, entry_of, new_key as make_key, parse_key_file, read_key_file
 from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.interrupting import INTERRUPTED_BEFORE_SERVING, leaving_at_once
 from pagedkv.cli.options import command, flag, option, parse_size_with_unit, require_free
-from pagedkv.cli.output_files import require_writable
+from pagedkv.cli.output_files import atomic_file, require_writable
 from pagedkv.cli.progress import prepare, working
 from pagedkv.contract.arguments import as_choice
 from pagedkv.errors import ConfigurationError
@@ -166,3 +169,39 @@ def _require_usable(engine: EngineOptions, api_keys: Path | None, request_log: P
         read_key_file(api_keys)
     if request_log is not None:
         require_writable(request_log)
+
+
+@command
+def new_key(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose key it is: tenants share no cached blocks.")],
+    *,
+    admin: Annotated[bool, typer.Option("--admin", help="The key may read metrics and the inspector.")] = False,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File of keys, which gets the entry; it is made if missing.")
+    ] = None,
+) -> None:
+    """Make an API key for pagedkv serve --api-keys, and its entry for that file.
+
+    The key is the only line of the standard output. It is stored nowhere: the entry has its digest.
+
+    For example:
+
+    pagedkv new-key team-a --file keys.toml
+
+    pagedkv serve --api-keys keys.toml
+    """
+    key, digest = make_key()
+    entry = entry_of(KeyOwner(tenant, admin), digest)
+    if file is None:
+        parse_key_file(entry, "the entry")
+        typer.echo(f"Its entry for --api-keys:\n\n{entry}\nThe key, which is shown only here:\n", err=True)
+    else:
+        require_writable(file)
+        if file.exists():
+            read_key_file(file)
+            entry = f"{file.read_text(encoding='utf-8').rstrip()}\n\n{entry}"
+        parse_key_file(entry, str(file))
+        with atomic_file(file) as written:
+            written.write(entry.encode())
+        typer.echo(f"{file} has its entry. The key, which is shown only here:", err=True)
+    typer.echo(key)

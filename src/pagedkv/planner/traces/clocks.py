@@ -439,7 +439,7 @@ def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
     if length is not None:
         length_s = float(length[1]) * UNITS_S[length[2]]
         if length_s <= 0:
-            raise ConfigurationError(f"{REMEDY}; got {text!r:.60}")
+            raise ConfigurationError(f"{WINDOW_REMEDY}; got {text!r:.60}")
         return WindowRule(length_s, utc_offset_h=utc_offset_h)
     times = tuple(_times(part.strip(), text) for part in text.split(","))
     marks = sorted(interval for begin, end in times for interval in _unwrapped(begin, end))
@@ -451,11 +451,11 @@ def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
 def _times(part: str, text: str) -> tuple[float, float]:
     begin_and_end = TIMES.fullmatch(part)
     if begin_and_end is None:
-        raise ConfigurationError(f"{REMEDY}; got {text!r:.60}")
+        raise ConfigurationError(f"{WINDOW_REMEDY}; got {text!r:.60}")
     begin_h, begin_m, end_h, end_m = map(int, begin_and_end.groups())
     begin_s, end_s = begin_h * HOUR_S + begin_m * 60, end_h * HOUR_S + end_m * 60
     if begin_m >= 60 or end_m >= 60 or begin_s >= DAY_S or end_s > DAY_S or begin_s == end_s % DAY_S:  # noqa: PLR2004 - minutes
-        raise ConfigurationError(f"{part} is no time of day, from 00:00 to 24:00, of some length: {REMEDY}")
+        raise ConfigurationError(f"{part} is no time of day, from 00:00 to 24:00, of some length: {WINDOW_REMEDY}")
     return begin_s, end_s
 
 
