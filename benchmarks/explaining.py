@@ -63,10 +63,10 @@ def records() -> Iterator[Row]:
 def _record_all(space: BlockSpace, hits: Sequence[PrefixHit]) -> None:
     state: Any = space._state  # noqa: SLF001 - a part of an operation
     for row, hit in enumerate(hits):
-        if hasattr(state, "observers"):
-            getattr(state.observers, "all", state.observers)[0].admitting(row, hit)
+        if hasattr(state, "explanations"):
+            import_module("pagedkv.space.explaining").record_explanation(state, state.explanations, row, hit)
         else:  # a commit of before
-            import_module("pagedkv.space.explaining").note_admission(state, row, hit)
+            state.observers.all[0].admitting(row, hit)
 
 
 def questions_why() -> Iterator[Row]:

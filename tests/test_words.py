@@ -11,11 +11,8 @@ from pagedkv.blocks.eviction.hazard import layout
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.space import publishing, rows
-from pagedkv.space.explaining import ExplanationBook
-from pagedkv.space.receipts import ReceiptBook
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.space.windows import WindowFeature
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
@@ -61,16 +58,14 @@ def test_the_page_names_no_column_that_is_gone() -> None:
 
 
 def test_the_page_names_no_attribute_that_is_gone() -> None:
-    config = SpaceConfig((FullAttention(),), 2)
+    config = SpaceConfig((FullAttention(),), 2, receipts=True)
     state = SpaceState(config)
     owners = {
         "SpaceState": state,
         "Group": state.groups[0],
         "StepLedger": StepLedger(1),
         "PoolArrays": record.PoolArrays,
-        "ReceiptBook": ReceiptBook(state),
-        "ExplanationBook": ExplanationBook(state),
-        "WindowFeature": WindowFeature(state),
+        "ReceiptBook": state.receipts,
     }
     named = re.findall(r"`([A-Z]\w+)\.(\w+)`", PAGE)
     assert named

@@ -22,11 +22,7 @@ from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.record import KEPT, NUM_EVENTS, SPARE
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import TokenIds
-from pagedkv.space.epochs import EpochFeature
 from pagedkv.space.rows import MARK
-from pagedkv.space.state import SpaceState
-from pagedkv.space.states import CheckpointFeature
-from pagedkv.space.windows import WindowFeature
 
 __all__ = [
     "acknowledge",
@@ -176,13 +172,18 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
         numbers["epoch"] = np.array(state.weights_epoch)
     numbers["vacant rows"] = np.array(state.vacant_rows)
     numbers["extra keys"] = np.array(len(state.extra_keys))
-    if space._receipts is not None:
-        book = space._receipts
+    if state.receipts is not None:
+        book = state.receipts
         numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
-    if space._explanations is not None:
-        told = space._explanations.arrays
+    if state.explanations is not None:
+        told = state.explanations
         numbers |= {"explanations": told.current.copy(), "past ones": told.past.copy(), "all": told.num_past.copy()}
-    numbers |= _numbers_of_features(state)
+    if state.checkpoints is not None:
+        numbers["checkpoints wanted"] = state.checkpoints.wanted.copy()
+        notes = [(block, note.length, note.life) for (_, block), note in state.checkpoints._notes.items()]
+        numbers["checkpoints kept"] = np.array(notes, np.int64)
+    numbers["epochs"] = state.oldest_epochs.copy()
+    numbers |= {f"ends {group}": ends.copy() for group, ends in state.ends.items()}
     for index, chains in enumerate(state.chains):
         numbers[f"digest chains {index}"] = chains.copy()
     numbers |= {f"table {table.index}": table.arrays.table.copy() for table in state.tables}
@@ -193,19 +194,4 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     for kind, moves in (("copies", opened.copies), ("out", opened.swaps_out), ("in", opened.swaps_in)):
         pairs = [pair for by_pool in moves.values() for pair in by_pool.items()]
         numbers[f"planned {kind}"] = np.array(pairs, np.int64)
-    return numbers
-
-
-def _numbers_of_features(state: SpaceState) -> dict[str, npt.NDArray[np.integer]]:
-    """Copy what features keep beside the pools."""
-    numbers: dict[str, npt.NDArray[np.integer]] = {}
-    for feature in state.features:
-        if isinstance(feature, CheckpointFeature):
-            numbers["checkpoints wanted"] = feature.checkpoints.wanted.copy()
-            notes = [(block, note.length, note.life) for (_, block), note in feature.checkpoints._notes.items()]
-            numbers["checkpoints kept"] = np.array(notes, np.int64)
-        if isinstance(feature, EpochFeature):
-            numbers["epochs"] = feature.oldest.copy()
-        if isinstance(feature, WindowFeature):
-            numbers |= {f"ends {group}": ends.copy() for group, ends in feature.ends.items()}
     return numbers

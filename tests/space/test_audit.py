@@ -7,8 +7,7 @@ import pytest
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow
 from pagedkv.blocks.ghosts import remember
-from pagedkv.blocks.life_cycle import drop_name
-from pagedkv.blocks.prefix_index import name_block
+from pagedkv.blocks.prefix_index import name_block, unname
 from pagedkv.blocks.record import (
     AHEAD,
     BUCKET_NEXT,
@@ -32,8 +31,7 @@ from pagedkv.blocks.record import (
     SUCCESSOR,
     UNDATED,
 )
-from pagedkv.space.drafting import DraftFeature
-from pagedkv.space.epochs import EpochFeature
+from pagedkv.space.drafting import check_drafts
 from pagedkv.space.rows import (
     AT,
     DIRTY_TO,
@@ -124,7 +122,7 @@ def digest(space: BlockSpace) -> None:
 
 def second_block_of_one_name(space: BlockSpace) -> None:
     arrays = only_pool(space).arrays
-    drop_name(arrays, 2)
+    unname(arrays, 2)
     arrays.digests[2] = arrays.digests[1]
     name_block(arrays, 1, 2, 1, int(arrays.records[1, LIFE]))
 
@@ -256,8 +254,7 @@ def of_epoch(row: int, oldest: int) -> Tamper:
     """Set the oldest epoch of a row."""
 
     def tamper(space: BlockSpace) -> None:
-        (epochs,) = (each for each in space._state.features if isinstance(each, EpochFeature))
-        epochs.oldest[row] = oldest
+        space._state.oldest_epochs[row] = oldest
 
     return tamper
 
@@ -332,13 +329,13 @@ def remember_for_no_reason(space: BlockSpace) -> None:
 
 
 def tell_twice(space: BlockSpace) -> None:
-    assert space._explanations is not None
-    space._explanations.arrays.past[0] = space._explanations.arrays.current[0]
+    assert space._state.explanations is not None
+    space._state.explanations.past[0] = space._state.explanations.current[0]
 
 
 def tell_of_the_future(space: BlockSpace) -> None:
-    assert space._explanations is not None
-    space._explanations.arrays.current[0, 0] += 1
+    assert space._state.explanations is not None
+    space._state.explanations.current[0, 0] += 1
 
 
 @pytest.mark.parametrize(
@@ -411,6 +408,5 @@ def test_promise_17_check_notices_wrong_draft_states(tamper: Tamper, message: st
     """Looked at alone: references that do not add up would be noticed before."""
     space = drafted_space()
     tamper(space)
-    (drafts,) = (each for each in space._state.features if isinstance(each, DraftFeature))
     with pytest.raises(AssertionError, match=message):
-        drafts.check()
+        check_drafts(space._state)

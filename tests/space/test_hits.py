@@ -184,6 +184,17 @@ def test_a_shortage_changes_nothing_so_the_answer_still_holds() -> None:
     assert len(walks) == 1
 
 
+def test_a_refusal_changes_nothing_so_the_answer_still_holds() -> None:
+    space = new_space(*FULL)
+    cache(space, PROMPT)
+    row, answer = prefill(space, tokens(5, first=50)), space.match(PROMPT)
+    walks = count_walks(space)
+    with pytest.raises(TokenError, match="the counts add up to 2, but 1 token ids were given"):
+        space.append([row], [7], [2])
+    assert isinstance(space.allocate(PROMPT, match=answer), Allocation)
+    assert not walks
+
+
 # An answer holds until the space changes
 
 RUNNING, SWAPPED, STEPS = 0, 1, 2

@@ -9,7 +9,8 @@ import pytest
 from pagedkv import BlockSpace, FullAttention, MissCause, RecurrentState, SlidingWindow
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.contract.keys import NO_KEYS
-from pagedkv.space.matching import NO_IDS, Known, find_known, follow_all, longest_boundary, prepare_prompt
+from pagedkv.space.hits import NO_IDS, Known, prepare_prompt
+from pagedkv.space.matching import find_known, follow_all, longest_boundary
 from tests.space.spaces import allocate, cache, hit, named, new_space, run_step, tokens
 
 pytestmark = pytest.mark.interpreted

@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, RequestKeys
+from pagedkv.blocks import tenant_charges
 from pagedkv.blocks.digests import ExtraKeyArrays
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.plan import StepPlan
-from pagedkv.space import epochs, growing, planning, tenants
+from pagedkv.space import admission, epochs, forking, growing, loading, planning, swapping, tenants
 from pagedkv.space.matching import match_chain
 from pagedkv.space.rows import NAME_IN_POOL, SPAN, GroupArrays
-from pagedkv.space.tenants import TenantFeature
 from tests.choosing import long_but
 from tests.plan_packing import Parts, parts_of, repacked
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
@@ -206,10 +206,11 @@ def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer
     require_noticed("full", sabotage, first_seed=first_seed)
 
 
-@pytest.mark.parametrize("name", ["reviving", "taking", pytest.param("taken", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["charge_hits", "charge_to", pytest.param("keep_caps", marks=pytest.mark.long)])
 def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so are operations that are charged to another tenant, and caps that hits exceed."""
-    monkeypatch.setattr(TenantFeature, name, lambda *_: None)
+    for module in (tenant_charges, admission, forking, loading, swapping):
+        monkeypatch.setattr(module, name, lambda *_: None, raising=False)
     require_noticed("full, tenants", first_seed=6)
 
 
@@ -237,8 +238,8 @@ RARELY_TOLD = ("admitted", "forked", "aborted", "declaring", "truncating", "retu
 @pytest.mark.parametrize("name", long_but(TOLD, (*TOLD, *RARELY_TOLD)))
 def test_an_operation_that_is_on_no_receipt_is_noticed(name: str) -> None:
     def sabotage(space: BlockSpace) -> None:
-        if space._receipts is not None:
-            setattr(space._receipts, name, lambda *_: None)
+        if space._state.receipts is not None:
+            setattr(space._state.receipts, name, lambda *_: None)
 
     require_noticed("full", sabotage)
 

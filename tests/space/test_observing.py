@@ -7,7 +7,8 @@ from pagedkv import Allocation, BlockSpace, Load, Shortage, hash_request_tokens
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.space import ObservedSpace, PrefixHit, SpaceObserver
-from pagedkv.space.observer import MOMENTS, Observers
+from pagedkv.space.observer import MOMENTS, register
+from pagedkv.space.state import Observers
 from pagedkv.space.steps import InFlightStep
 from tests.space.spaces import new_space, tokens
 
@@ -153,13 +154,12 @@ def test_an_observer_is_called_at_the_moments_that_it_overrides() -> None:
             self.now_s = now_s
 
     observers, dates, diary = Observers(), Dates(), _Diary()
-    observers.add(dates)
-    observers.add(diary)
-    assert observers.all == (dates, diary)
-    assert observers.advanced == (dates, diary)
-    assert observers.grown == (diary,)
-    moments = {name for name, each in vars(SpaceObserver).items() if callable(each)} - {"begin", "check"}
-    assert set(MOMENTS) == moments, "a moment has no list of observers"
+    register(observers, dates)
+    register(observers, diary)
+    assert observers.check == (dates.check, diary.check)
+    assert observers.advanced == (dates.advanced, diary.advanced)
+    assert observers.grown == (diary.grown,)
+    assert set(MOMENTS) == set(Observers.__annotations__) - {"check"}, "a moment has no list of observers"
 
 
 def test_what_is_refused_is_no_moment() -> None:

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from pagedkv.space import filling, planning
-from pagedkv.space.drafting import DraftFeature
-from pagedkv.space.growing import Growth
+from pagedkv.space import drafting, filling, planning, truncating
 from pagedkv.space.receipts import ReceiptBook
 from pagedkv.space.rows import NUM_ACCEPTED, NUM_TOKENS
 from pagedkv.space.state import SpaceState
@@ -80,21 +78,15 @@ def test_a_failed_step_that_leaves_its_unsampled_tokens_is_noticed(monkeypatch: 
 
 def test_accepted_states_that_do_not_become_current_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a step is over or filled in."""
-    monkeypatch.setattr(DraftFeature, "accepted", lambda *_: None)
+    for module in (filling, truncating):
+        monkeypatch.setattr(module, "accept_states", lambda *_: None)
     require_noticed("drafts of states")
 
 
 def test_states_that_the_next_append_accepts_and_that_do_not_become_current_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grow = DraftFeature.growing
-
-    def grow_without_accepting(feature: DraftFeature, growth: Growth) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(DraftFeature, "_make_current", lambda *_: None)
-            grow(feature, growth)
-
-    monkeypatch.setattr(DraftFeature, "growing", grow_without_accepting)
+    monkeypatch.setattr(drafting, "accept_states", lambda *_: None)  # the one that grow_slots calls
     require_noticed("drafts of states")
 
 

@@ -15,7 +15,7 @@ from pagedkv import (
     TenantLimits,
     TenantShare,
 )
-from pagedkv.space.tenants import TenantFeature
+from pagedkv.space import swapping
 from tests.space.spaces import hit, run_step, tokens, unchanged
 from tests.space.tenancy import MIXES, allocate_for, cache_for, has, run_for, share, shared_by, short
 
@@ -269,6 +269,6 @@ def test_promise_27_what_comes_back_to_others_blocks_gives_up_as_much_of_its_own
 
 
 def test_promise_27_negative_control_a_cap_that_hits_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TenantFeature, "taken", lambda *_: None)
+    monkeypatch.setattr(swapping, "keep_caps", lambda *_: None)
     with pytest.raises(AssertionError):
         come_back_to_what_others_pay_for()

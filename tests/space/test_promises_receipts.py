@@ -378,7 +378,7 @@ def test_a_shortage_leaves_receipts_as_they_are() -> None:
 def test_a_receipt_that_does_not_add_up_is_noticed(attribute: str, line: int) -> None:
     space = new_space(receipts=True)
     prefill(space, tokens(10))
-    book = space._receipts
+    book = space._state.receipts
     assert book is not None
     getattr(book, attribute)[..., line] += 1
     with pytest.raises(AssertionError, match="receipts: line"):
@@ -388,7 +388,7 @@ def test_a_receipt_that_does_not_add_up_is_noticed(attribute: str, line: int) ->
 def test_what_waits_for_a_vacant_row_is_noticed() -> None:
     space = new_space(receipts=True)
     space.free(prefill(space, tokens(10)))
-    assert space._receipts is not None
-    space._receipts.waiting[0, 0] = 1
+    assert space._state.receipts is not None
+    space._state.receipts.waiting[0, 0] = 1
     with pytest.raises(AssertionError, match="something waits for a vacant row"):
         space.check()

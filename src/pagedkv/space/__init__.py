@@ -2,10 +2,10 @@
 
 ``block_space`` is the public class: every operation with its checks and its documentation. Behind it are ``state``
 (all arrays, and how many blocks are free for whom), ``rows`` (the record of a row) and ``steps`` (the open step, and
-those in flight). Then comes one file for each operation, its rule and its compiled loops: ``matching``,
+those in flight). Then comes one file for each operation, its rule and its compiled loops: ``hits``, ``matching``,
 ``admission``, ``growing``, ``filling``, ``drafting``, ``truncating``, ``forking``, ``swapping``, ``loading``,
-``withdrawing``, ``releasing``, ``forgetting``, ``publishing``, ``declaring``, ``planning``. What only some spaces
-have takes part in these by ``feature``: ``tenants``, ``epochs``, ``leasing``, ``windows``, ``states``,
+``withdrawing``, ``releasing``, ``forgetting``, ``publishing``, ``declaring``, ``planning``. They call by
+name what only some spaces have: ``tenants``, ``epochs``, ``windows``, ``states``, ``drafting``,
 ``partial_hits``, ``replaying``. Observers (``observer``) are called, and change nothing: ``receipts``,
 ``explaining``, ``inspection``. Queries are in ``statistics``, ``stored_blocks`` and ``audit``, which proves every
 invariant.
@@ -13,6 +13,7 @@ invariant.
 
 from pagedkv.contract.answers import BlockContents, Receipt, StoredBlocks
 from pagedkv.space.block_space import BlockSpace
+from pagedkv.space.hits import PrefixHit, Tail
 from pagedkv.space.inspection import (
     BlockDetails,
     BlockState,
@@ -21,7 +22,6 @@ from pagedkv.space.inspection import (
     PoolMap,
     SpaceInspection,
 )
-from pagedkv.space.matching import PrefixHit, Tail
 from pagedkv.space.observer import SpaceObserver
 from pagedkv.space.space_view import ObservedSpace
 from pagedkv.space.statistics import PoolStatistics, SpaceStatistics

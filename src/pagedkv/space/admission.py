@@ -1,6 +1,14 @@
 """Admitting a sequence: whether its prompt fits, what of it is cached, and allocating its first blocks.
 
-The tables of a new row: the blocks of its prefix hit, then new ones for the rest.
+The tables of a new row: the blocks of its prefix hit, then new ones for the rest. If the hit ends inside a block (its
+*tail*: a state kept inside an interval, or a block that hits in part), the row goes on from a copy of that block. If
+that is unreferenced and its pool has no room for a copy beside it, the row takes the block itself.
+
+Of a prompt that ends in drafts the certain tokens are admitted, and then the drafts appended. Slots for them are
+reserved with the certain tokens, so that appending finds them: all or nothing::
+
+    [ hit | certain tokens, computed and published | drafts, computed | lookahead slots ]
+      at most to the last certain token, whose logits verify the first draft
 """
 
 from typing import NamedTuple
@@ -8,37 +16,49 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.blocks import tenant_charges
 from pagedkv.blocks.digests import ROOT_WORDS, set_digests
 from pagedkv.blocks.life_cycle import acquire_all, reuse_all
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.record import FREE, LIFE, NULL_BLOCK, QUEUE, PoolArrays
+from pagedkv.blocks.record import AT_END, AT_JUNCTION, FREE, KEPT, LIFE, NULL_BLOCK, QUEUE, PoolArrays
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Allocation, Shortage
 from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import AllocStatus, Row, TokenIds
 from pagedkv.errors import ConfigurationError, TokenError
-from pagedkv.space.growing import note_reliance, slots_to_reserve, write_tokens
-from pagedkv.space.matching import PrefixHit, Prompt, digests_of_prefix, match_prompt, prepare_prompt, require_beginning
-from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
+from pagedkv.space.epochs import date_hit
+from pagedkv.space.explaining import record_explanation
+from pagedkv.space.growing import append, as_growth, note_reliance, slots_to_reserve, write_tokens
+from pagedkv.space.hits import PrefixHit, Prompt, Tail, digests_of_prefix, prepare_prompt, require_beginning
+from pagedkv.space.matching import match_prompt
+from pagedkv.space.publishing import publish, tag_blocks
+from pagedkv.space.replaying import begin_replay
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
+    FIRST_BLOCK,
+    FROZEN,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PLANNED,
+    NUM_PUBLISHED,
     NUM_SINK_BLOCKS,
+    NUM_TOKENS,
+    SHEDS,
+    TAIL,
+    TAIL_LIFE,
+    TENANT,
     GroupArrays,
-    begin_table,
     blocks_for,
-    freeze,
     note_change,
-    put_entry,
-    set_column,
-    set_tail,
-    set_tokens,
 )
 from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.states import resume, surrender
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.tenants import charge_hits, charge_to, keep_caps
+from pagedkv.space.windows import keep_prompt
 
 __all__ = [
     "Admission",
@@ -47,9 +67,11 @@ __all__ = [
     "allocate_prompt",
     "allocate_row",
     "answer_for_whole",
+    "append_drafts",
     "as_policy",
     "free_blocks_needed",
     "make_fit",
+    "split_drafts",
 ]
 
 
@@ -103,6 +125,37 @@ def answer_for_whole(
     if isinstance(answer, PrefixHit) and not np.array_equal(answer.prompt.tokens, prompt.tokens):
         raise TokenError("match is the answer for another prompt than prompt")
     return answer
+
+
+def split_drafts(
+    state: SpaceState, tokens: Int32Array, num_draft: int, num_sequences: int
+) -> tuple[Int32Array, Int32Array]:
+    """Split a prompt into certain tokens and drafts.
+
+    Raises:
+        TokenError: no token would be certain, or a group is a recurrent state.
+        ConfigurationError: several sequences share the prompt.
+    """
+    if state.is_recurrent:
+        raise TokenError(
+            "drafts cannot be allocated where a group is a recurrent state: allocate the certain tokens, then append "
+            "the drafts, for which it needs num_draft_states"
+        )
+    if num_draft >= len(tokens):
+        raise TokenError(f"num_draft = {num_draft} leaves none of {len(tokens)} tokens certain: one at least must be")
+    if num_sequences > 1:
+        raise ConfigurationError(
+            f"num_draft = {num_draft} with num_sequences = {num_sequences}: fork first, then append drafts to each"
+        )
+    return tokens[:-num_draft], tokens[-num_draft:]
+
+
+def append_drafts(state: SpaceState, ledger: StepLedger, row: Row, drafts: Int32Array, num_lookahead: int) -> None:
+    """Append drafts to a row that has slots reserved for them and for the lookahead."""
+    batch = np.array([row], np.int32)
+    growth = as_growth(state, batch, [len(drafts)], num_lookahead, len(drafts))
+    copies = append(state, ledger, growth, drafts)
+    assert copies == [], f"row {row} lacked slots that were reserved for {len(drafts)} drafts"
 
 
 def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
@@ -206,7 +259,7 @@ def allocate(
 
 
 def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortage | None:
-    """Return the shortage that refuses a prompt; None if it fits, and then every feature has prepared for it.
+    """Return the shortage that refuses a prompt; None if it fits.
 
     Raises:
         TooManySequencesError: there are not enough vacant rows.
@@ -216,37 +269,54 @@ def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortag
     if shortage is not None:
         return shortage
     state.require_vacant_rows(admission.num_sequences)
-    for feature in state.features:  # after all that may refuse: what they note is for the next allocation
-        feature.fits(hit, needed, admission.tenant)
     return None
 
 
-def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit) -> Row:
+def allocate_prompt(  # noqa: C901 - what only some spaces have is called where it happens
+    state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit
+) -> Row:
     """Give a prompt a row and blocks; the caller has checked that there are enough of both."""
-    prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
+    prompt, num_lookahead, tenant = admission.prompt, admission.num_lookahead, admission.tenant
+    taken_over = _tails_to_take_over(state, admission, hit) if hit.tails else ()
     batch = state.take_rows(1)
     row = int(batch[0])
-    for feature in state.features:
-        feature.row_taken(batch, admission.tenant)
-        feature.taking(admission.tenant)
-    for observer in state.observers.admitting:
-        observer.admitting(row, hit)
+    if state.has_tenants:
+        state.rows[row, TENANT] = tenant
+        charge_to(state, tenant)
+    if state.explanations is not None:
+        record_explanation(state, state.explanations, row, hit)
+    for tell in state.observers.admitting:
+        tell(row, hit)
     _take_hit(state, ledger, batch, hit)
-    for group, blocks in zip(state.groups, hits, strict=True):
-        for feature in state.features:
-            feature.allocating(group)
+    for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+        for tail in taken_over:
+            if tail.group == group.index:
+                surrender(group.pool.arrays, tail.block)  # it is the next block that the group takes
         state.loops[allocate_row](*group.view, row, blocks, prompt.tokens, num_lookahead)
-    for feature in state.features:
-        feature.allocated(ledger, row, hit)
-    for feature in state.features:
-        feature.taken(admission.tenant)
-    set_column(state.rows, row, NUM_PLANNED, hit.num_tokens)
+    if hit.tails:
+        _go_on_from_tails(state, ledger, row, hit)
+    if state.has_tenants:
+        keep_caps(state, tenant)
+    state.rows[row, NUM_PLANNED] = hit.num_tokens
     _begin_publishing(state, ledger, batch, admission, hit)
-    for feature in state.features if admission.publishes else ():  # else no later prompt can hit up to its end
-        feature.prompt_known(row, admission.prompt_length, hit)
-    for observer in state.observers.admitted:
-        observer.admitted(row, hit, admission.num_reached)
+    if state.shedding_groups and admission.publishes:  # else no later prompt can hit up to its end
+        keep_prompt(state, row, admission.prompt_length, hit)
+    if state.checkpoints is not None and admission.publishes:
+        state.checkpoints.wanted[row] = state.checkpoint_of(admission.prompt_length, hit.num_tokens)
+    if state.receipts is not None:
+        state.receipts.admitted(row, hit.num_tokens, hit.num_whole_tokens, admission.num_reached)
+    for tell in state.observers.admitted:
+        tell(row, hit, admission.num_reached)
     return Row(row)
+
+
+def _go_on_from_tails(state: SpaceState, ledger: StepLedger, row: int, hit: PrefixHit) -> None:
+    """Let a new row go on from the tails of its hit: the plan copies those that it has not taken over."""
+    for tail in hit.tails:
+        group = state.groups[tail.group]
+        own = int(group.arrays.table[row, tail.logical_index])
+        if resume(*group.view, row, tail.logical_index, tail.block):
+            ledger.add_copies(group.pool.name, np.array([[tail.block, own]], np.int32))
 
 
 def _begin_publishing(
@@ -255,17 +325,18 @@ def _begin_publishing(
     """Continue the digest chains of a new row behind its hit, and publish what it completes, as far as it may."""
     row, prompt = int(batch[0]), admission.prompt
     if not admission.publishes:
-        freeze(state.rows, row)
+        state.rows[row, FROZEN] = 1
     if admission.prompt_only:
-        limit_publishing(state, row, admission.prompt_length)
+        state.limits_publishing = True
+        state.publish_limits[row] = admission.prompt_length
     if not state.config.prefix_caching:
         return
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         chains[row] = _chain_behind(state, lane, prompt, hit) if hit.num_tokens else ROOT_WORDS
     if prompt.has_extra_keys(state.identity_epoch):
         _tag(state, row, prompt)
-    for feature in state.features:
-        feature.chains_begun(row, prompt, hit)
+    if state.replaying_groups:
+        begin_replay(state, row, prompt, hit)
     if len(prompt.digests):
         _take_digests(state, row, prompt)
     publish(state, ledger, batch)
@@ -273,15 +344,37 @@ def _begin_publishing(
 
 def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
     """Reference all of a hit for the row of a batch, before any new block is taken, which could evict some of it."""
-    for feature in state.features:
-        for group, blocks in zip(state.groups, hit.block_ids, strict=True):
-            feature.reviving(group.pool, blocks)
+    if state.has_tenants:
+        charge_hits(state, hit.block_ids)
     for group, blocks in zip(state.groups, hit.block_ids, strict=True):
         if len(blocks):
             state.loops[reuse_all](group.pool.arrays, blocks)
             note_reliance(state, ledger, group, batch, blocks)
-    for feature in state.features:
-        feature.hit_taken(ledger, batch, hit)
+    if state.counts_epochs:
+        date_hit(state, batch, hit)
+    for tail in hit.tails:  # referenced until the row has its blocks
+        group, blocks = state.groups[tail.group], np.array([tail.block], np.int32)
+        if state.has_tenants:
+            tenant_charges.charge_hits(group.pool.arrays, blocks)
+        state.loops[reuse_all](group.pool.arrays, blocks)
+        if group.arrays.parameters[SHEDS]:  # a prompt ended with that state, or inside that block
+            why = AT_END if group in state.state_groups else AT_JUNCTION
+            group.pool.arrays.records[tail.block, KEPT] |= why
+        note_reliance(state, ledger, group, batch, blocks)
+
+
+def _tails_to_take_over(state: SpaceState, admission: Admission, hit: PrefixHit) -> tuple[Tail, ...]:
+    """Choose the unreferenced tails in pools that have no room for a copy beside them: the row takes these blocks."""
+    is_tight = {
+        name: count + hit.num_free_tails[name] > state.room.spare(state.pools[name], admission.tenant)
+        for name, count in free_blocks_needed(state, admission, hit).items()
+    }
+    pools = [state.groups[tail.group].pool for tail in hit.tails]
+    return tuple(
+        tail
+        for tail, pool in zip(hit.tails, pools, strict=True)
+        if is_tight[pool.name] and pool.arrays.records[tail.block, QUEUE] == FREE
+    )
 
 
 def _chain_behind(state: SpaceState, lane: tuple[Group, ...], prompt: Prompt, hit: PrefixHit) -> Uint32Array:
@@ -318,7 +411,7 @@ def _take_digests(state: SpaceState, row: int, prompt: Prompt) -> None:
         column = int(group.arrays.parameters[AT]) + NUM_DIGESTED
         first, stop = int(state.rows[row, column]), len(prompt.digests)
         set_digests(group.pool.arrays, group.arrays.table[row, first:stop], prompt.digests)
-        set_column(state.rows, row, column, stop)
+        state.rows[row, column] = stop
         state.chains[group.lane][row] = prompt.digests[-1]
 
 
@@ -343,15 +436,20 @@ def allocate_row(
     num_hits = len(hits)
     num_hit_tokens = num_hits * block_size
     for index in range(num_hits):
-        put_entry(group.table, row, index, hits[index])
+        group.table[row, index] = hits[index]
     wanted = blocks_for(len(tokens) + reserve, block_size)
     acquire_all(pool, group.table[row, num_hits:wanted])
     write_tokens(pool, group, row, num_hits, 0, tokens, num_hit_tokens, len(tokens) - num_hit_tokens)
     first = num_hits
     while first > 0 and hits[first - 1] != NULL_BLOCK:
         first -= 1
-    begin_table(rows, row, at, wanted, first, num_hits)
+    rows[row, at + NUM_BLOCKS] = wanted
+    rows[row, at + FIRST_BLOCK] = first
+    rows[row, at + NUM_DIGESTED] = num_hits
+    rows[row, at + NUM_PUBLISHED] = num_hits
     if num_hits > 0:
-        set_tail(rows, row, at, hits[num_hits - 1], pool.records[hits[num_hits - 1], LIFE])
-    set_tokens(rows, row, len(tokens), len(tokens))
+        rows[row, at + TAIL] = hits[num_hits - 1]
+        rows[row, at + TAIL_LIFE] = pool.records[hits[num_hits - 1], LIFE]
+    rows[row, NUM_TOKENS] = len(tokens)
+    rows[row, NUM_ACCEPTED] = len(tokens)
     note_change(rows, row, at, 0, wanted)

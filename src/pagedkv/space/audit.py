@@ -25,6 +25,10 @@ from pagedkv.blocks.record import (
     REF_COUNT,
     SPARE,
 )
+from pagedkv.space.drafting import check_drafts
+from pagedkv.space.epochs import check_epochs
+from pagedkv.space.explaining import check_book
+from pagedkv.space.replaying import check_replays
 from pagedkv.space.rows import (
     AT,
     DIRTY_FROM,
@@ -52,7 +56,9 @@ from pagedkv.space.rows import (
     first_needed_token,
 )
 from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.states import check_states, num_named_tokens
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.tenants import check_tenants
 
 __all__ = ["check_space"]
 
@@ -71,10 +77,20 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         _check_pending(state, group)
         _check_kept(group)
     _check_touched(state)
-    for feature in state.features:
-        feature.check()
-    for observer in state.observers.all:
-        observer.check()
+    if state.has_tenants:
+        check_tenants(state)
+    if state.counts_epochs:
+        check_epochs(state)
+    if state.checkpoints is not None:
+        check_states(state)
+    check_drafts(state)
+    check_replays(state)
+    if state.receipts is not None:
+        state.receipts.check()
+    if state.explanations is not None:
+        check_book(state, state.explanations)
+    for check in state.observers.check:
+        check()
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
 
@@ -157,7 +173,7 @@ def _check_pending(state: SpaceState, group: Group) -> None:
 def _check_contents(state: SpaceState, pool: BlockPool) -> None:
     """Each named block whose parent is known has the digest of its own content, unless callers brought digests.
 
-    Every peer and every tier relies on it. States that are kept inside intervals are checked by their feature.
+    Every peer and every tier relies on it. States kept inside intervals: :mod:`pagedkv.space.states`.
     """
     arrays = pool.arrays
     blocks = np.flatnonzero(arrays.records[: pool.num_blocks, NAME])
@@ -175,7 +191,7 @@ def _check_contents(state: SpaceState, pool: BlockPool) -> None:
     tokens, extras, sizes = arrays.tokens[blocks], state.extra_keys.arrays, [group.block_size for group in state.groups]
     for place, parent in zip(np.flatnonzero(is_known).tolist(), _as_bytes(before[is_known]), strict=True):
         block, size = int(blocks[place]), sizes[records[place, NAME] - 1]
-        if any(feature.num_named_tokens(pool, block) is not None for feature in state.features):
+        if num_named_tokens(state, pool, block) is not None:
             continue
         begin, end = extras.bounds[records[place, EXTRA]].tolist()
         digest = hash_block_tokens(parent, tokens[place, :size], extras.data[begin:end].tobytes())

@@ -35,7 +35,7 @@ from pagedkv.contract.answers import (
     Withdrawal,
 )
 from pagedkv.contract.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import NO_BLOCKS, Int32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.plan import BlockMoves, StepPlan
 from pagedkv.contract.space_config import TenantLimits
@@ -44,7 +44,6 @@ from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, S
 from pagedkv.space import (
     admission,
     declaring,
-    drafting,
     explaining,
     filling,
     forgetting,
@@ -58,12 +57,12 @@ from pagedkv.space import (
     withdrawing,
 )
 from pagedkv.space.admission import Admission, free_blocks_needed
-from pagedkv.space.epochs import EpochFeature, as_next_epoch
+from pagedkv.space.epochs import as_epochs, as_next_epoch, begin_epoch, spans_of
 from pagedkv.space.forgetting import forget
-from pagedkv.space.leasing import lease_hit
-from pagedkv.space.matching import PrefixHit, match_prompt, prepare_prompt
-from pagedkv.space.observer import SpaceObserver
-from pagedkv.space.releasing import as_lease_end, reset_prefix_cache
+from pagedkv.space.hits import PrefixHit, prepare_prompt
+from pagedkv.space.matching import match_prompt
+from pagedkv.space.observer import SpaceObserver, register
+from pagedkv.space.releasing import as_lease_end, lease_hit, reset_prefix_cache
 from pagedkv.space.rows import OCCUPIED, RUNNING, SWAPPED
 from pagedkv.space.space_view import ObservedSpace, SpaceView
 from pagedkv.space.state import (
@@ -197,9 +196,9 @@ class BlockSpace(SpaceView):
         num_reached = 0 if continues is None else as_num_reached(self._state, continues)
         reserve = as_count(num_lookahead, "num_lookahead")
         num_rows = as_count(num_sequences, "num_sequences", least=1)
-        tokens, drafts = as_token_array(token_ids), drafting.NO_DRAFTS
+        tokens, drafts = as_token_array(token_ids), NO_BLOCKS
         if as_count(num_draft, "num_draft"):
-            tokens, drafts = drafting.split_drafts(self._state, tokens, num_draft, num_rows)
+            tokens, drafts = admission.split_drafts(self._state, tokens, num_draft, num_rows)
         beginning = prepare_prompt(self._state, tokens, keys, digests, reserve + len(drafts))
         if prompt is not None:
             match = admission.answer_for_whole(self._state, tokens, prompt, keys, match)
@@ -219,7 +218,7 @@ class BlockSpace(SpaceView):
             return loading.allocate_loaded(self._state, self._ledger, wanted, match, num_external_tokens)
         answer = admission.allocate(self._state, self._ledger, wanted, match)
         if len(drafts) and isinstance(answer, Allocation):
-            drafting.append_drafts(self._state, self._ledger, answer.row, drafts, reserve)
+            admission.append_drafts(self._state, self._ledger, answer.row, drafts, reserve)
         return answer
 
     # Growth
@@ -334,7 +333,7 @@ class BlockSpace(SpaceView):
         Nothing is changed when it raises. O(rows x groups + tokens).
         """
         batch, tokens = as_batch(rows), as_token_array(token_ids)
-        drafting.replace_drafts(self._state, batch, tokens, counts)
+        filling.replace_drafts(self._state, batch, tokens, counts)
 
     def truncate(self, rows: Rows, lengths: npt.ArrayLike) -> None:
         """Roll rows back to earlier lengths, free reserved slots, and accept and publish the remaining tokens.
@@ -426,7 +425,7 @@ class BlockSpace(SpaceView):
             self._require_successor(as_row(superseded_by), batch)
         mark = require_status(self._state, batch, OCCUPIED)
         releasing.free(self._state, batch, mark, leaving)
-        return () if self._receipts is None else self._receipts.take_freed()
+        return () if self._state.receipts is None else self._state.receipts.take_freed()
 
     def _require_successor(self, row: int, batch: Int32Array) -> None:
         """Check that the superseding row is occupied and not in the batch."""
@@ -551,7 +550,7 @@ class BlockSpace(SpaceView):
         if not isinstance(observer, SpaceObserver):
             raise ConfigurationError(f"an observer is a SpaceObserver, got {observer!r}")
         observer.begin(ObservedSpace(self))
-        self._state.observers.add(observer)
+        register(self._state.observers, observer)
 
     def match(
         self,
@@ -717,8 +716,8 @@ class BlockSpace(SpaceView):
         most = as_count(num_tokens, "num_tokens")
         if epochs is not None and not self._state.config.counts_epochs:
             raise ConfigurationError(f"epochs = {epochs!r}, but they are not counted: SpaceConfig(weights_epoch=0)")
-        for feature in self._state.features:
-            feature.require_epochs(epochs)
+        if self._state.counts_epochs:
+            as_epochs(self._state, epochs)
         charged = self._state.room.number_of(tenant)
         return loading.load(self._state, self._ledger, prompt, most, epochs, charged)
 
@@ -886,11 +885,6 @@ class BlockSpace(SpaceView):
 
     # Epochs of the model's weights
 
-    @property
-    def _epochs(self) -> EpochFeature:
-        """The feature; there is one where epochs are counted."""
-        return next(feature for feature in self._state.features if isinstance(feature, EpochFeature))
-
     def epochs(self, row: int) -> tuple[EpochSpan, ...]:
         """Return which weights computed what a row holds, from its first position to the last planned one.
 
@@ -906,7 +900,7 @@ class BlockSpace(SpaceView):
         known = self._occupied(row)
         if not self.config.counts_epochs:
             raise ConfigurationError("epochs are not counted: begin with a number, SpaceConfig(weights_epoch=0)")
-        return self._epochs.spans_of(known)
+        return spans_of(self._state, known)
 
     def set_weights_epoch(self, weights_epoch: str | int) -> None:
         """Start a new epoch of the model's weights: plans made from now on compute with them. Rows run on.
@@ -926,8 +920,7 @@ class BlockSpace(SpaceView):
         """
         state = self._state
         if state.config.counts_epochs:
-            epoch = as_next_epoch(state, weights_epoch)
-            self._epochs.begin(epoch)
+            begin_epoch(state, as_next_epoch(state, weights_epoch))
             return
         if not isinstance(weights_epoch, str):
             raise ConfigurationError(
@@ -983,9 +976,9 @@ class BlockSpace(SpaceView):
 
         Cost: O(1) while the sequence lives, else O(remembered sequences).
         """
-        book = self._explanations
+        book = self._state.explanations
         if book is None:
             raise ConfigurationError("no explanations are recorded: set explain=True in the configuration")
         if generation is None:
-            return book.explanation(row, int(self._state.serials[self._occupied(row)]))
-        return book.explanation(as_row(row), as_count(generation, "generation", error=SequenceError))
+            return explaining.explanation_of(book, row, int(self._state.serials[self._occupied(row)]))
+        return explaining.explanation_of(book, as_row(row), as_count(generation, "generation", error=SequenceError))

@@ -29,21 +29,23 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import StepError
+from pagedkv.space.drafting import require_declarable
+from pagedkv.space.epochs import date_declared
 from pagedkv.space.publishing import publish
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
+    NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_TOKENS,
     RUNNING,
     STATUS,
     GroupArrays,
     blocks_for,
-    plan_to,
-    set_accepted_of,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.windows import slide_to_end
 
 __all__ = ["count_shared_unsettled", "declare", "declare_planned", "mark_computed", "settle_blocks"]
 
@@ -54,8 +56,8 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
     Raises:
         StepError: see the module's text; nothing was changed.
     """
-    for feature in state.features:
-        feature.require_declarable(batch)
+    if state.draft_tables:
+        require_declarable(state, batch)
     _require_no_moves(state, ledger, batch)
     _require_no_other_computes(state, ledger, batch)
     with state.changing:
@@ -70,23 +72,25 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         ledger.take_out(is_taken)
     for group in state.groups:
         settle_blocks(*group.view, batch, state.relies_on)
-    for observer in state.observers.declaring:
-        observer.declaring(batch)
-    for feature in state.features:
-        feature.declared(batch)
+    if state.receipts is not None:
+        state.receipts.declaring(batch)
+    for tell in state.observers.declaring:
+        tell(batch)
+    if state.counts_epochs:
+        date_declared(state, batch)
     for column in state.planned_columns:
         declare_planned(state.rows, batch, column)
     state.relies_on[batch] = 0
     if state.is_overlapped:
         _end_overlap(state, ledger, batch)
-    for feature in state.features:
-        feature.moved_on(batch)
+    if state.sliding_groups:
+        slide_to_end(state, batch)
 
 
 def _end_overlap(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     """Accept the tokens of overlapped rows that waited for a step, and publish the blocks that this completes."""
     overlapped = batch[state.num_known[batch] > 0]
-    set_accepted_of(state.rows, overlapped, state.rows[overlapped, NUM_TOKENS])
+    state.rows[overlapped, NUM_ACCEPTED] = state.rows[overlapped, NUM_TOKENS]
     state.num_known[overlapped] = 0
     publish(state, ledger, overlapped)
 
@@ -181,4 +185,4 @@ def settle_blocks(
 def declare_planned(rows: Int32Array, batch: Int32Array, planned: int) -> None:
     """Record in a column of a batch of rows that all tokens are planned."""
     for row in batch:
-        plan_to(rows, row, planned, rows[row, NUM_TOKENS])
+        rows[row, planned] = rows[row, NUM_TOKENS]

@@ -1,20 +1,7 @@
-"""Prompts that end in drafts: in one step the certain tokens are admitted, and the drafts appended.
+"""Draft states across groups: how many tokens may be open, the blocks of their states, and which become current.
 
-Slots for the drafts are reserved with the certain tokens, so that appending finds them: all or nothing::
-
-    [ hit | certain tokens, computed and published | drafts, computed | lookahead slots ]
-      at most to the last certain token, whose logits verify the first draft
-
-Drafts whose token ids come later than their slots: a step is planned before a draft model has proposed them.
-
-Such drafts are appended with any ids. They have slots, and a plan computes them, but nothing publishes, digests or
-matches a draft before it is accepted; so their ids may still be replaced, and only then are they accepted or refused.
-
-Draft states across groups: how many tokens may be open, the blocks of their states, and which become current.
-
-A token is *open* while it is not accepted: a draft, an unknown token,
-or a filled one whose step is not acknowledged. A space has this feature if a group is a recurrent state, even one
-without draft states, which cannot be rolled back.
+A token is *open* while it is not accepted: a draft, an unknown token, or a filled one whose step is not acknowledged.
+A recurrent state without draft states cannot be rolled back, so that some operations are refused.
 
 A recurrent group's table has one block for the current state, which steps advance in place. A state that may be refused
 must not be advanced in place. So the state of each position from ``NUM_ACCEPTED`` on is in a block of its own, in the
@@ -39,10 +26,7 @@ and only the row writes it; if a ticket refers to it, or to the block it is exch
 without an open position may keep its block, for another slot.
 """
 
-from typing import Final
-
 import numpy as np
-import numpy.typing as npt
 
 from pagedkv.blocks.digests import copy_content
 from pagedkv.blocks.epochs import copy_epochs
@@ -59,12 +43,7 @@ from pagedkv.blocks.record import (
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.spec import Row
-from pagedkv.errors import ConfigurationError, SequenceError, SharedPrefixError, StepError, TokenError
-from pagedkv.space import growing
-from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.filling import forget_drafts, write_known
-from pagedkv.space.growing import Growth
+from pagedkv.errors import SequenceError, StepError, TokenError
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
@@ -81,245 +60,148 @@ from pagedkv.space.rows import (
     STATUS,
     VACANT,
     GroupArrays,
-    add_blocks,
     charge_to_tenant_of_row,
     clear_changes,
     note_change,
-    put_entry,
 )
-from pagedkv.space.state import DraftTable, SpaceState, as_numbers, require_known, require_status
-from pagedkv.space.steps import StepLedger
+from pagedkv.space.state import DraftTable, SpaceState
 
 __all__ = [
-    "NO_DRAFTS",
-    "DraftFeature",
-    "append_drafts",
+    "accept_states",
+    "check_drafts",
     "count_slots",
+    "free_slots",
     "give_slots_back",
+    "grow_slots",
     "make_current",
     "most_open",
-    "replace_drafts",
-    "split_drafts",
+    "num_slots_lacking",
+    "require_declarable",
+    "require_drafts",
+    "require_forkable",
+    "require_unknown",
     "take_slots",
+    "why_drafts_stay",
 ]
-NO_DRAFTS: Final = np.zeros(0, np.int32)
 
 
-def split_drafts(
-    state: SpaceState, tokens: Int32Array, num_draft: int, num_sequences: int
-) -> tuple[Int32Array, Int32Array]:
-    """Split a prompt into certain tokens and drafts.
-
-    Raises:
-        TokenError: no token would be certain, or a group is a recurrent state.
-        ConfigurationError: several sequences share the prompt.
-    """
-    if state.is_recurrent:
+def require_drafts(state: SpaceState, num_draft: int) -> None:
+    """Raise TokenError for more drafts than a recurrent state can roll back."""
+    if num_draft > state.num_draft_states:
         raise TokenError(
-            "drafts cannot be allocated where a group is a recurrent state: allocate the certain tokens, then append "
-            "the drafts, for which it needs num_draft_states"
+            f"num_draft = {num_draft}, but a recurrent state cannot be rolled back by more than "
+            f"{state.num_draft_states} tokens: give every such group more num_draft_states"
         )
-    if num_draft >= len(tokens):
-        raise TokenError(f"num_draft = {num_draft} leaves none of {len(tokens)} tokens certain: one at least must be")
-    if num_sequences > 1:
-        raise ConfigurationError(
-            f"num_draft = {num_draft} with num_sequences = {num_sequences}: fork first, then append drafts to each"
-        )
-    return tokens[:-num_draft], tokens[-num_draft:]
 
 
-def append_drafts(state: SpaceState, ledger: StepLedger, row: Row, drafts: Int32Array, num_lookahead: int) -> None:
-    """Append drafts to a row that has slots reserved for them and for the lookahead."""
-    batch = np.array([row], np.int32)
-    growth = growing.as_growth(state, batch, [len(drafts)], num_lookahead, len(drafts))
-    copies = growing.append(state, ledger, growth, drafts)
-    assert copies == [], f"row {row} lacked slots that were reserved for {len(drafts)} drafts"
+def require_unknown(state: SpaceState, batch: Int32Array, counts: Int32Array) -> None:
+    """Raise TokenError for more unknown tokens than a recurrent state can roll back."""
+    if state.num_draft_states:
+        _require_slots(state, batch, counts)
+    else:
+        _require_no_rollback(state, batch, counts)
 
 
-def replace_drafts(state: SpaceState, batch: Int32Array, tokens: Int32Array, counts: npt.ArrayLike | None) -> None:
-    """Replace the ids of each row's last tokens, which are drafts.
-
-    Raises:
-        SequenceError: a row that is not running, is named twice, or has unknown tokens.
-        TokenError: counts that do not add up, or that exceed a row's drafts.
-        SharedPrefixError: another sequence or a ticket holds drafts.
-    """
-    numbers = as_numbers(batch, counts, len(tokens))
-    require_status(state, batch, RUNNING)
-    require_known(state, batch, "given other drafts")
-    accepted, num_tokens = (state.rows[batch, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
-    firsts = num_tokens - numbers
-    if (firsts < accepted).any():
-        place = int((firsts < accepted).argmax())
+def _require_slots(state: SpaceState, batch: Int32Array, counts: Int32Array) -> None:
+    """Raise TokenError if unknown tokens would give rows more open tokens than a group has draft states."""
+    place = most_open(state.rows, batch, counts)
+    row = int(batch[place]) if len(batch) else 0
+    num_open = int(state.rows[row, NUM_TOKENS] - state.rows[row, NUM_ACCEPTED])
+    if len(batch) and counts[place] and num_open + counts[place] > state.num_draft_states:
         raise TokenError(
-            f"row {batch[place]} cannot be given {numbers[place]} other drafts: {num_tokens[place] - accepted[place]} "
-            f"of its {num_tokens[place]} tokens are drafts"
-        )
-    _require_own(state, batch, firsts, num_tokens)
-    first_by_row = np.zeros(len(state.rows), np.int32)
-    first_by_row[batch] = firsts
-    with state.changing:
-        for group in state.cached_groups if state.config.prefix_caching else ():
-            forget_drafts(group.pool.arrays, group.arrays, batch, firsts, num_tokens)
-            state.loops[write_known](group.pool.arrays, group.arrays, first_by_row, batch, numbers, tokens)
-
-
-def _require_own(state: SpaceState, batch: Int32Array, firsts: Int32Array, stops: Int32Array) -> None:
-    """Refuse drafts whose blocks another sequence or a ticket holds, which would get other tokens too."""
-    for group in state.groups:
-        records, table = group.pool.arrays.records, group.arrays.table
-        for row, first, stop in zip(batch.tolist(), firsts.tolist(), stops.tolist(), strict=True):
-            blocks = table[row, first // group.block_size : -(-stop // group.block_size)] if first < stop else table[:0]
-            if (records[blocks[blocks != NULL_BLOCK], REF_COUNT] > 1).any():
-                raise SharedPrefixError(
-                    f"row {row} cannot be given other drafts: other sequences or tickets hold its positions {first} "
-                    f"to {stop - 1} in group {group.index}; accept them, or roll them back, first"
-                )
-
-
-class DraftFeature(SpaceFeature):
-    """The part of the operations that rolls recurrent states back, and refuses where that is impossible."""
-
-    def __init__(self, state: SpaceState) -> None:
-        """Use the state of a space. O(tables)."""
-        self._state = state
-        self._num_states = state.num_draft_states
-        self.most_blocks_a_row = sum(int(drafts.arrays.parameters[NUM_DRAFT_STATES]) for drafts in state.draft_tables)
-
-    # What is refused
-
-    def require_drafts(self, num_draft: int) -> None:
-        """Raise TokenError for more drafts than a recurrent state can roll back."""
-        if num_draft > self._num_states:
-            raise TokenError(
-                f"num_draft = {num_draft}, but a recurrent state cannot be rolled back by more than "
-                f"{self._num_states} tokens: give every such group more num_draft_states"
-            )
-
-    def require_unknown(self, growth: Growth) -> None:
-        """Raise TokenError for more unknown tokens than a recurrent state can roll back."""
-        if self._num_states:
-            self._require_slots(growth.batch, growth.counts)
-        else:
-            self._require_no_rollback(growth.batch, growth.counts)
-
-    def _require_slots(self, batch: Int32Array, counts: Int32Array) -> None:
-        """Raise TokenError if unknown tokens would give rows more open tokens than a group has draft states."""
-        rows = self._state.rows
-        place = most_open(rows, batch, counts)
-        row = int(batch[place]) if len(batch) else 0
-        num_open = int(rows[row, NUM_TOKENS] - rows[row, NUM_ACCEPTED])
-        if len(batch) and counts[place] and num_open + counts[place] > self._num_states:
-            raise TokenError(
-                f"row {row} cannot take {counts[place]} unknown tokens: {num_open} are not accepted yet, and there is "
-                f"a state for {self._num_states} at one time; fill some in, acknowledge their step, or give recurrent "
-                "groups more num_draft_states"
-            )
-
-    def _require_no_rollback(self, batch: Int32Array, counts: Int32Array) -> None:
-        """Raise TokenError unless each row takes one unknown token, with all before it planned."""
-        planned, num_tokens = (self._state.rows[batch, column] for column in (NUM_PLANNED, NUM_TOKENS))
-        unfit = (counts > 1) | ((counts > 0) & (planned < num_tokens))
-        if unfit.any():
-            place = int(unfit.argmax())
-            raise TokenError(
-                f"row {batch[place]} cannot take {counts[place]} unknown tokens behind {num_tokens[place]}, of which "
-                f"{planned[place]} are planned: a group is a recurrent state, which cannot be rolled back; append "
-                "one a step, once what is before it is planned, or give it num_draft_states"
-            )
-
-    def require_forkable(self, parent: int) -> None:
-        """Raise SequenceError if a row to be forked has open tokens: their draft states cannot be shared."""
-        accepted, num_tokens = (int(self._state.rows[parent, column]) for column in (NUM_ACCEPTED, NUM_TOKENS))
-        if self._state.draft_tables and accepted < num_tokens:
-            raise SequenceError(
-                f"row {parent} cannot be forked: {num_tokens - accepted} of its {num_tokens} tokens are not accepted "
-                f"yet, and their states are its own; fork it at {accepted}, or accept them first"
-            )
-
-    def require_declarable(self, batch: Int32Array) -> None:
-        """Raise StepError if rows to be declared computed have drafts, or planned tokens that may still be refused."""
-        state = self._state
-        if not state.draft_tables:
-            return
-        columns = NUM_ACCEPTED, NUM_TOKENS, NUM_PLANNED
-        accepted, num_tokens, planned = (state.rows[batch, column] for column in columns)
-        unfit = (planned > accepted) | ((accepted < num_tokens) & (state.num_known[batch] == 0))
-        if unfit.any():
-            place = int(unfit.argmax())
-            raise StepError(
-                f"row {batch[place]} cannot be declared computed: {num_tokens[place] - accepted[place]} of its "
-                f"{num_tokens[place]} tokens are not accepted yet; accept them, or roll it back, first"
-            )
-
-    def what_keeps(self, batch: Int32Array) -> str | None:
-        """Refuse rows with open tokens: their draft states cannot leave the device."""
-        rows = self._state.rows
-        if not self._state.draft_tables or not (rows[batch, NUM_ACCEPTED] < rows[batch, NUM_TOKENS]).any():
-            return None
-        return (
-            f"rows {batch.tolist()} have tokens that are not accepted, and a state for each: accept them, or roll the "
-            "rows back, and acknowledge their steps first"
+            f"row {row} cannot take {counts[place]} unknown tokens: {num_open} are not accepted yet, and there is "
+            f"a state for {state.num_draft_states} at one time; fill some in, acknowledge their step, or give "
+            "recurrent groups more num_draft_states"
         )
 
-    # What is taken and given back
 
-    def count_growth(self, growth: Growth, needed: dict[str, int]) -> None:
-        """Count the blocks that the draft states of growing rows still need."""
-        for drafts in self._state.draft_tables:
-            view = drafts.group.view
-            needed[drafts.pool.name] += self._state.loops[count_slots](
-                view.pool,
-                view.group,
-                drafts.arrays,
-                view.rows,
-                growth.batch,
-                growth.counts,
-                growth.num_draft,
-                growth.is_unknown,
-            )
+def _require_no_rollback(state: SpaceState, batch: Int32Array, counts: Int32Array) -> None:
+    """Raise TokenError unless each row takes one unknown token, with all before it planned."""
+    planned, num_tokens = (state.rows[batch, column] for column in (NUM_PLANNED, NUM_TOKENS))
+    unfit = (counts > 1) | ((counts > 0) & (planned < num_tokens))
+    if unfit.any():
+        place = int(unfit.argmax())
+        raise TokenError(
+            f"row {batch[place]} cannot take {counts[place]} unknown tokens behind {num_tokens[place]}, of which "
+            f"{planned[place]} are planned: a group is a recurrent state, which cannot be rolled back; append "
+            "one a step, once what is before it is planned, or give it num_draft_states"
+        )
 
-    def growing(self, growth: Growth) -> None:
-        """Make the draft states that this growth accepts current; give each unaccepted token a block."""
-        rows, (batch, counts) = self._state.rows, (growth.batch, growth.counts)
-        grown = batch[counts > 0]
-        if not growth.is_unknown:
-            self._make_current(grown, rows[grown, NUM_ACCEPTED], rows[grown, NUM_TOKENS])
-        for drafts in self._state.draft_tables:
-            self._state.loops[take_slots](
-                drafts.pool.arrays, drafts.arrays, rows, batch, counts, growth.num_draft, growth.is_unknown
-            )
 
-    def accepted(self, batch: Int32Array, before: Int32Array, accepted: Int32Array) -> None:
-        """Make the draft states of newly accepted tokens current."""
-        self._make_current(batch, before, accepted)
+def require_forkable(state: SpaceState, parent: int) -> None:
+    """Raise SequenceError if a row to be forked has open tokens: their draft states cannot be shared."""
+    accepted, num_tokens = (int(state.rows[parent, column]) for column in (NUM_ACCEPTED, NUM_TOKENS))
+    if accepted < num_tokens:
+        raise SequenceError(
+            f"row {parent} cannot be forked: {num_tokens - accepted} of its {num_tokens} tokens are not accepted "
+            f"yet, and their states are its own; fork it at {accepted}, or accept them first"
+        )
 
-    def _make_current(self, batch: Int32Array, before: Int32Array, accepted: Int32Array) -> None:
-        for drafts in self._state.draft_tables:
-            view = drafts.group.view
-            self._state.loops[make_current](view.pool, view.group, drafts.arrays, view.rows, batch, before, accepted)
 
-    def truncated(self, batch: Int32Array) -> None:
-        """Free the blocks of draft states without an open token."""
-        self._give_back(batch, is_leaving=False)
+def require_declarable(state: SpaceState, batch: Int32Array) -> None:
+    """Raise StepError if rows to be declared computed have drafts, or planned tokens that may still be refused."""
+    columns = NUM_ACCEPTED, NUM_TOKENS, NUM_PLANNED
+    accepted, num_tokens, planned = (state.rows[batch, column] for column in columns)
+    unfit = (planned > accepted) | ((accepted < num_tokens) & (state.num_known[batch] == 0))
+    if unfit.any():
+        place = int(unfit.argmax())
+        raise StepError(
+            f"row {batch[place]} cannot be declared computed: {num_tokens[place] - accepted[place]} of its "
+            f"{num_tokens[place]} tokens are not accepted yet; accept them, or roll it back, first"
+        )
 
-    def leaving(self, batch: Int32Array) -> None:
-        """Free the blocks of all draft states."""
-        self._give_back(batch, is_leaving=True)
 
-    def _give_back(self, batch: Int32Array, *, is_leaving: bool) -> None:
-        for drafts in self._state.draft_tables:
-            self._state.loops[give_slots_back](drafts.pool.arrays, drafts.arrays, self._state.rows, batch, is_leaving)
+def why_drafts_stay(state: SpaceState, batch: Int32Array) -> str | None:
+    """Return the sentence that refuses to swap out rows with open tokens, whose states cannot leave; else None."""
+    if not (state.rows[batch, NUM_ACCEPTED] < state.rows[batch, NUM_TOKENS]).any():
+        return None
+    return (
+        f"rows {batch.tolist()} have tokens that are not accepted, and a state for each: accept them, or roll the "
+        "rows back, and acknowledge their steps first"
+    )
 
-    # Auditing
 
-    def check(self) -> None:
-        """Every open token of a running row has a slot with a block of its own; rows off the device have no slots."""
-        for drafts in self._state.draft_tables:
-            self._check_table(drafts)
+# What is taken and given back
 
-    def _check_table(self, drafts: DraftTable) -> None:
-        rows = self._state.rows
+
+def num_slots_lacking(
+    state: SpaceState, drafts: DraftTable, batch: Int32Array, counts: Int32Array, num_draft: int, *, is_unknown: bool
+) -> int:
+    """Count the blocks that the draft states of growing rows still need in one table."""
+    pool, group, rows = drafts.group.view
+    return state.loops[count_slots](pool, group, drafts.arrays, rows, batch, counts, num_draft, is_unknown)
+
+
+def grow_slots(state: SpaceState, batch: Int32Array, counts: Int32Array, num_draft: int, *, is_unknown: bool) -> None:
+    """Make the draft states that growing rows accept current; give each unaccepted token a block."""
+    rows = state.rows
+    grown = batch[counts > 0]
+    if not is_unknown:
+        accept_states(state, grown, rows[grown, NUM_ACCEPTED], rows[grown, NUM_TOKENS])
+    for drafts in state.draft_tables:
+        state.loops[take_slots](drafts.pool.arrays, drafts.arrays, rows, batch, counts, num_draft, is_unknown)
+
+
+def accept_states(state: SpaceState, batch: Int32Array, before: Int32Array, accepted: Int32Array) -> None:
+    """Make the draft states of newly accepted tokens current: ``before`` were accepted, ``accepted`` are now."""
+    for drafts in state.draft_tables:
+        pool, group, rows = drafts.group.view
+        state.loops[make_current](pool, group, drafts.arrays, rows, batch, before, accepted)
+
+
+def free_slots(state: SpaceState, batch: Int32Array, *, is_leaving: bool) -> None:
+    """Free the blocks of draft states without an open token; of rows that leave the device, all."""
+    for drafts in state.draft_tables:
+        state.loops[give_slots_back](drafts.pool.arrays, drafts.arrays, state.rows, batch, is_leaving)
+
+
+# Auditing
+
+
+def check_drafts(state: SpaceState) -> None:
+    """Every open token of a running row has a slot with a block of its own; rows off the device have no slots."""
+    rows = state.rows
+    for drafts in state.draft_tables:
         at, num_slots = (int(drafts.arrays.parameters[column]) for column in (AT, NUM_DRAFT_STATES))
         records, table = drafts.pool.arrays.records, drafts.arrays.table
         assert not table[:, num_slots:].any(), f"table {drafts.index}: a slot that no position has"
@@ -334,8 +216,8 @@ class DraftFeature(SpaceFeature):
             status, accepted, num_tokens = rows[row, [STATUS, NUM_ACCEPTED, NUM_TOKENS]].tolist()
             assert 0 <= num_tokens - accepted <= num_slots or status == LOST, f"{where}: more open tokens than slots"
             assert status in {RUNNING, LOST} or not table[row].any(), f"{where}: draft states, and not on the device"
-            is_missing = any(table[row, position % num_slots] == NULL_BLOCK for position in range(accepted, num_tokens))
-            assert not is_missing or status != RUNNING, f"{where}: an open token has no slot"
+            is_lacking = any(table[row, place % num_slots] == NULL_BLOCK for place in range(accepted, num_tokens))
+            assert not is_lacking or status != RUNNING, f"{where}: an open token has no slot"
 
 
 @inlined
@@ -435,8 +317,8 @@ def take_slots(
             if block == NULL_BLOCK:
                 block = acquire(pool)
                 pool.records[block, QUEUE] = IN_USE  # a step writes all of it before it is read
-            put_entry(drafts.table, row, slot, block)
-            add_blocks(rows, row, at, 1)
+            drafts.table[row, slot] = block
+            rows[row, at + NUM_BLOCKS] += 1
             note_change(rows, row, at, slot, slot + 1)
 
 
@@ -455,8 +337,8 @@ def take_idle(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int,
     for slot in range(num_slots):
         block = drafts.table[row, slot]
         if block != NULL_BLOCK and is_own(pool, block) and not is_needed(slot, first, end, num_slots):
-            put_entry(drafts.table, row, slot, NULL_BLOCK)
-            add_blocks(rows, row, at, -1)
+            drafts.table[row, slot] = NULL_BLOCK
+            rows[row, at + NUM_BLOCKS] += -1
             return int(block)
     return NULL_BLOCK
 
@@ -465,8 +347,8 @@ def take_idle(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int,
 def empty_slot(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int, slot: int) -> None:
     """Release the block of a slot."""
     release(pool, drafts.table[row, slot], rows[row, LAST_STEP])
-    put_entry(drafts.table, row, slot, NULL_BLOCK)
-    add_blocks(rows, row, drafts.parameters[AT], -1)
+    drafts.table[row, slot] = NULL_BLOCK
+    rows[row, drafts.parameters[AT] + NUM_BLOCKS] += -1
 
 
 @takes(Like.POOL, Like.GROUP, Like.GROUP, Like.ROWS, Like.IDS, Like.IDS, Like.IDS)
@@ -497,9 +379,9 @@ def make_current(
             slot = last_in_interval(group, index, stop) % num_slots
             current, state = group.table[row, index], drafts.table[row, slot]
             note_as(pool, group, rows, row, index, current, state)
-            put_entry(group.table, row, index, state)
+            group.table[row, index] = state
             note_change(rows, row, group.parameters[AT], index, index + 1)
-            put_entry(drafts.table, row, slot, current)
+            drafts.table[row, slot] = current
             pool.records[current, QUEUE] = IN_USE
             if is_own(pool, current):
                 note_change(rows, row, at, slot, slot + 1)

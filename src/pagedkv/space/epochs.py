@@ -35,8 +35,7 @@ from pagedkv.contract.arguments import as_epoch
 from pagedkv.contract.arrays import BoolArray, Int32Array
 from pagedkv.contract.spec import keeps_state
 from pagedkv.errors import ConfigurationError
-from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.matching import PrefixHit
+from pagedkv.space.hits import PrefixHit
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
@@ -53,12 +52,26 @@ from pagedkv.space.rows import (
     VACANT,
     GroupArrays,
     blocks_for,
-    freeze,
 )
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.steps import InFlightStep, StepLedger
+from pagedkv.space.steps import InFlightStep
 
-__all__ = ["EpochFeature", "as_next_epoch", "date_computed", "date_open"]
+__all__ = [
+    "as_epochs",
+    "as_next_epoch",
+    "begin_epoch",
+    "check_epochs",
+    "date_computed",
+    "date_declared",
+    "date_hit",
+    "date_load",
+    "date_moved",
+    "date_open",
+    "date_plan",
+    "epochs_of",
+    "spans_of",
+    "undate_rewound",
+]
 NOT_RECORDED: Final = -1
 
 
@@ -80,191 +93,180 @@ def _current(state: SpaceState) -> int:
     return state.weights_epoch
 
 
-class EpochFeature(SpaceFeature):
-    """The part of the operations that records epochs, if they are counted.
+def begin_epoch(state: SpaceState, epoch: int) -> None:
+    """Begin an epoch: blocks too old to be hit leave the prefix index, and rows that hold any are frozen."""
+    bound = epoch - state.config.max_epoch_lag
+    with state.changing:
+        state.weights_epoch = epoch
+        for pool in state.all_pools:
+            pool.arrays.epochs[:1] = epoch
+            if state.config.prefix_caching:
+                drop_stale(pool.arrays, bound)
+        state.rows[(state.oldest_epochs < bound) & (state.rows[:, STATUS] != VACANT), FROZEN] = 1
+        for loading in state.loads.values():
+            loading.is_frozen |= loading.oldest_epoch < bound
 
-    Attributes:
-        oldest: int32 ``[max_sequences]``, the oldest epoch that contributed to what each row holds.
+
+# Rows
+
+
+def date_hit(state: SpaceState, batch: Int32Array, hit: PrefixHit) -> None:
+    """Set the oldest epoch of a new row to the oldest in its hit."""
+    blocks = [(group.pool.arrays, hit.block_ids[group.index]) for group in state.cached_groups]
+    blocks += [(state.groups[tail.group].pool.arrays, np.array([tail.block], np.int32)) for tail in hit.tails]
+    state.oldest_epochs[batch] = min(
+        pool.epochs[held[held != NULL_BLOCK], OLDEST].min(initial=UNDATED) for pool, held in blocks
+    )
+
+
+# Steps
+
+
+def date_plan(state: SpaceState, step: InFlightStep) -> None:
+    """Record that the plan's blocks are computed with the current weights. O(rows + blocks that it writes)."""
+    step.epoch = _current(state)
+    state.oldest_epochs[_undated_rows(state)] = step.epoch  # this plan computes all that they wait for
+    for group in state.cached_groups:
+        _date(state, group, step.rows, step.starts_in(group.index), step.ends, step.epoch)
+
+
+def _undated_rows(state: SpaceState) -> BoolArray:
+    undated: BoolArray = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
+    return undated
+
+
+def undate_rewound(state: SpaceState, rows: list[int]) -> None:
+    """Clear the oldest epoch of rows that compute all their tokens again."""
+    batch = np.array(rows, np.int32)
+    state.oldest_epochs[batch[state.rows[batch, NUM_PLANNED] == 0]] = UNDATED
+
+
+def date_declared(state: SpaceState, batch: Int32Array) -> None:
+    """Date declared tokens that no plan computes: they count as computed with the current weights."""
+    epoch, oldest = _current(state), state.oldest_epochs
+    oldest[batch] = np.minimum(oldest[batch], epoch)
+    for group in state.cached_groups:
+        starts, ends = (np.ascontiguousarray(state.rows[batch, column]) for column in (group.planned, NUM_TOKENS))
+        _date(state, group, batch, starts, ends, epoch)
+    for row in np.flatnonzero(_undated_rows(state)).tolist():  # it may share what was declared
+        oldest[row] = min(_oldest_held(state, group, row) for group in state.cached_groups)
+
+
+def _oldest_held(state: SpaceState, group: Group, row: int) -> int:
+    """Return the oldest epoch that contributed to what a row holds in a group, as far as it is planned."""
+    blocks = group.arrays.table[row, : blocks_for(int(state.rows[row, group.planned]), group.block_size)]
+    return int(group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK], OLDEST].min(initial=UNDATED))
+
+
+def date_moved(state: SpaceState, step: InFlightStep, refused: Int32Array) -> None:
+    """Date the blocks to which a step's tokens behind refused ones have moved."""
+    is_moved = (state.serials[step.rows] == step.serials) & (refused[step.rows] > 0)
+    for group in state.cached_groups:
+        starts = step.starts_in(group.index)[is_moved]
+        _date(state, group, step.rows[is_moved], starts, step.ends[is_moved], step.epoch)
+
+
+def _date(state: SpaceState, group: Group, batch: Int32Array, starts: Int32Array, ends: Int32Array, epoch: int) -> None:
+    date_computed(group.pool.arrays, group.arrays, batch, starts, ends, state.oldest_epochs, epoch)
+
+
+# Loads
+
+
+def as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, int]:
+    """Check the epochs that contributed to loaded content; None means the current one.
+
+    Raises:
+        ConfigurationError: no pair, or epochs that have not begun or are too old to be hit.
     """
-
-    def __init__(self, state: SpaceState) -> None:
-        """Set the first epoch in force. O(rows + pools)."""
-        self._state = state
-        self.oldest = np.full(state.config.max_sequences, UNDATED, np.int32)
-        for pool in state.all_pools:
-            pool.arrays.epochs[:1] = _current(state)
-
-    def begin(self, epoch: int) -> None:
-        """Begin an epoch: blocks too old to be hit leave the prefix index, and rows that hold any are frozen."""
-        state, bound = self._state, epoch - self._state.config.max_epoch_lag
-        with state.changing:
-            state.weights_epoch = epoch
-            for pool in state.all_pools:
-                pool.arrays.epochs[:1] = epoch
-                if state.config.prefix_caching:
-                    drop_stale(pool.arrays, bound)
-            freeze(state.rows, (self.oldest < bound) & (state.rows[:, STATUS] != VACANT))
-            for loading in state.loads.values():
-                loading.is_frozen |= loading.oldest_epoch < bound
-
-    # Rows
-
-    def hit_taken(self, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
-        """Set the oldest epoch of a new row to the oldest in its hit."""
-        del ledger
-        state = self._state
-        blocks = [(group.pool.arrays, hit.block_ids[group.index]) for group in state.cached_groups]
-        blocks += [(state.groups[tail.group].pool.arrays, np.array([tail.block], np.int32)) for tail in hit.tails]
-        self.oldest[batch] = min(
-            pool.epochs[held[held != NULL_BLOCK], OLDEST].min(initial=UNDATED) for pool, held in blocks
+    current = _current(state)
+    if epochs is None:
+        return current, current
+    if not isinstance(epochs, tuple | list) or len(epochs) != 2:  # noqa: PLR2004 - oldest and newest
+        raise ConfigurationError(f"epochs must be a pair, the oldest and the newest, got {epochs!r}")
+    oldest, newest = map(as_epoch, epochs)
+    bound = current - state.config.max_epoch_lag
+    if not bound <= oldest <= newest <= current:
+        raise ConfigurationError(
+            f"epochs {oldest} to {newest} cannot be loaded: hits may rest on epochs {max(0, bound)} to {current}"
         )
+    return oldest, newest
 
-    def forked(self, parent: int, children: Int32Array) -> None:
-        """Copy the parent's oldest epoch to its children."""
-        self.oldest[children] = self.oldest[parent]
 
-    def cleared(self, batch: Int32Array) -> None:
-        """Clear the oldest epoch of new rows."""
-        self.oldest[batch] = UNDATED
+def date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[int, int] | None) -> None:
+    """Date the blocks of a load behind a hit."""
+    oldest, newest = as_epochs(state, epochs)
+    for group in state.cached_groups:
+        blocks = hit.block_ids[group.index]
+        held = group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK]]
+        oldest = min(oldest, int(held[:, OLDEST].min(initial=oldest)))
+        newest = max(newest, int(held[:, NEWEST].max(initial=newest)))
+    for group in state.cached_groups:
+        taken = answer.block_ids[group.index]
+        group.pool.arrays.epochs[taken[taken != NULL_BLOCK]] = oldest, newest
+    state.loads[answer].oldest_epoch = oldest
 
-    # Steps
 
-    def publishing(self, group: Group, batch: Int32Array) -> None:
-        """Give the blocks that the open step computes the oldest epoch of their row."""
-        date_open(*group.view, batch, self.oldest)
+# Queries
 
-    def planned(self, step: InFlightStep) -> None:
-        """Record that the plan's blocks are computed with the current weights. O(rows + blocks that it writes)."""
-        step.epoch = _current(self._state)
-        self.oldest[self._undated_rows()] = step.epoch  # this plan computes all that they wait for, for them or others
-        for group in self._state.cached_groups:
-            self._date(group, step.rows, step.starts_in(group.index), step.ends, step.epoch)
 
-    def _undated_rows(self) -> BoolArray:
-        undated: BoolArray = (self.oldest == UNDATED) & (self._state.rows[:, STATUS] == RUNNING)
-        return undated
+def epochs_of(pool: BlockPool, block: int) -> tuple[int, int] | None:
+    """Return the oldest and the newest epoch that contributed to a block; None if they are not recorded."""
+    epochs = pool.arrays.epochs
+    if epochs[block, NEWEST] == UNDATED:
+        return None
+    oldest, newest = epochs[block].tolist()
+    return oldest, newest
 
-    def rewound(self, rows: list[int]) -> None:
-        """Clear the oldest epoch of rows that compute all their tokens again."""
-        batch = np.array(rows, np.int32)
-        self.oldest[batch[self._state.rows[batch, NUM_PLANNED] == 0]] = UNDATED
 
-    def declared(self, batch: Int32Array) -> None:
-        """Date declared tokens that no plan computes: they count as computed with the current weights."""
-        state, epoch = self._state, _current(self._state)
-        self.oldest[batch] = np.minimum(self.oldest[batch], epoch)
-        for group in state.cached_groups:
-            starts, ends = (np.ascontiguousarray(state.rows[batch, column]) for column in (group.planned, NUM_TOKENS))
-            self._date(group, batch, starts, ends, epoch)
-        for row in np.flatnonzero(self._undated_rows()).tolist():  # it may share what was declared
-            self.oldest[row] = min(self._oldest_held(group, row) for group in state.cached_groups)
+def spans_of(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:
+    """Return the epochs that contributed to a row's content in any cached group, in runs of equal ranges.
 
-    def _oldest_held(self, group: Group, row: int) -> int:
-        """Return the oldest epoch that contributed to what a row holds in a group, as far as it is planned."""
-        blocks = group.arrays.table[row, : blocks_for(int(self._state.rows[row, group.planned]), group.block_size)]
-        return int(group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK], OLDEST].min(initial=UNDATED))
+    The runs end at the first position without a date. Equal prompts may hit blocks of different epochs in different
+    groups. O(groups x positions).
+    """
+    planned = int(state.rows[row, NUM_PLANNED])
+    position_epochs = np.full((planned, 2), (UNDATED, NOT_RECORDED), np.int32)
+    is_on_host = state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
+    for group in state.cached_groups:
+        pool = group.pool if group.host_pool is None or not is_on_host else group.host_pool
+        blocks = group.arrays.table[row, : blocks_for(planned, group.block_size)]
+        _widen(position_epochs, pool.arrays.epochs[blocks], blocks != NULL_BLOCK, group)
+    _fill_gaps(position_epochs, int(state.oldest_epochs[row]))
+    return tuple(_spans(position_epochs))
 
-    def moved(self, step: InFlightStep, refused: Int32Array) -> None:
-        """Date the blocks to which a step's tokens behind refused ones have moved."""
-        is_moved = (self._state.serials[step.rows] == step.serials) & (refused[step.rows] > 0)
-        for group in self._state.cached_groups:
-            starts = step.starts_in(group.index)[is_moved]
-            self._date(group, step.rows[is_moved], starts, step.ends[is_moved], step.epoch)
 
-    def _date(self, group: Group, batch: Int32Array, starts: Int32Array, ends: Int32Array, epoch: int) -> None:
-        date_computed(group.pool.arrays, group.arrays, batch, starts, ends, self.oldest, epoch)
+# Auditing
 
-    # Loads
 
-    def require_epochs(self, epochs: tuple[int, int] | None) -> None:
-        """Raise ConfigurationError for no pair, and for epochs that have not begun or are too old to be hit."""
-        self._as_epochs(epochs)
+def check_epochs(state: SpaceState) -> None:
+    """Cached blocks, and the content of rows that publish, are of epochs that may still be hit."""
+    current = _current(state)
+    bound = current - state.config.max_epoch_lag
+    for pool in state.all_pools:
+        records, epochs = pool.arrays.records[: pool.num_blocks], pool.arrays.epochs
+        is_dated = epochs[:, NEWEST] != UNDATED
+        is_open = records[:, PENDING_STEP] == state.open_step
+        is_named = records[:, NAME] != 0
+        assert not (is_named & (epochs[:, OLDEST] < bound)).any(), f"{pool.name}: what can be found is too old"
+        assert not (is_named & ~is_dated & ~is_open).any(), f"{pool.name}: what can be found is of no epoch"
+        is_sound = (epochs[:, OLDEST] <= epochs[:, NEWEST]) & (epochs[:, NEWEST] <= current)
+        assert is_sound[is_named & is_dated].all(), f"{pool.name}: epochs that contributed are out of order"
+    is_live = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
+    assert state.rows[is_live & (state.oldest_epochs < bound), FROZEN].all(), "a row publishes what is too old"
+    for row in np.flatnonzero(is_live).tolist():
+        _check_row(state, row)
 
-    def _as_epochs(self, epochs: tuple[int, int] | None) -> tuple[int, int]:
-        """Check the epochs that contributed to loaded content; None means the current one."""
-        current = _current(self._state)
-        if epochs is None:
-            return current, current
-        if not isinstance(epochs, tuple | list) or len(epochs) != 2:  # noqa: PLR2004 - oldest and newest
-            raise ConfigurationError(f"epochs must be a pair, the oldest and the newest, got {epochs!r}")
-        oldest, newest = map(as_epoch, epochs)
-        bound = current - self._state.config.max_epoch_lag
-        if not bound <= oldest <= newest <= current:
-            raise ConfigurationError(
-                f"epochs {oldest} to {newest} cannot be loaded: hits may rest on epochs {max(0, bound)} to {current}"
-            )
-        return oldest, newest
 
-    def load_begun(self, answer: Load, hit: PrefixHit, epochs: tuple[int, int] | None) -> None:
-        """Date the blocks of a load behind a hit."""
-        state, (oldest, newest) = self._state, self._as_epochs(epochs)
-        for group in state.cached_groups:
-            blocks = hit.block_ids[group.index]
-            held = group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK]]
-            oldest = min(oldest, int(held[:, OLDEST].min(initial=oldest)))
-            newest = max(newest, int(held[:, NEWEST].max(initial=newest)))
-        for group in state.cached_groups:
-            taken = answer.block_ids[group.index]
-            group.pool.arrays.epochs[taken[taken != NULL_BLOCK]] = oldest, newest
-        state.loads[answer].oldest_epoch = oldest
-
-    # Queries
-
-    def epochs_of(self, pool: BlockPool, block: int) -> tuple[int, int] | None:
-        """Return the oldest and the newest epoch that contributed to a block; None if they are not recorded."""
-        epochs = pool.arrays.epochs
-        if epochs[block, NEWEST] == UNDATED:
-            return None
-        oldest, newest = epochs[block].tolist()
-        return oldest, newest
-
-    def spans_of(self, row: int) -> tuple[EpochSpan, ...]:
-        """Return the epochs that contributed to a row's content in any cached group, in runs of equal ranges.
-
-        The runs end at the first position without a date. Equal prompts may hit blocks of different epochs in different
-        groups. O(groups x positions).
-        """
-        state = self._state
-        planned = int(state.rows[row, NUM_PLANNED])
-        position_epochs = np.full((planned, 2), (UNDATED, NOT_RECORDED), np.int32)
-        is_on_host = state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
-        for group in state.cached_groups:
-            pool = group.pool if group.host_pool is None or not is_on_host else group.host_pool
-            blocks = group.arrays.table[row, : blocks_for(planned, group.block_size)]
-            _widen(position_epochs, pool.arrays.epochs[blocks], blocks != NULL_BLOCK, group)
-        _fill_gaps(position_epochs, int(self.oldest[row]))
-        return tuple(_spans(position_epochs))
-
-    # Auditing
-
-    def check(self) -> None:
-        """Cached blocks, and the content of rows that publish, are of epochs that may still be hit."""
-        state, current = self._state, _current(self._state)
-        bound = current - state.config.max_epoch_lag
-        for pool in state.all_pools:
-            records, epochs = pool.arrays.records[: pool.num_blocks], pool.arrays.epochs
-            is_dated = epochs[:, NEWEST] != UNDATED
-            is_open = records[:, PENDING_STEP] == state.open_step
-            is_named = records[:, NAME] != 0
-            assert not (is_named & (epochs[:, OLDEST] < bound)).any(), f"{pool.name}: what can be found is too old"
-            assert not (is_named & ~is_dated & ~is_open).any(), f"{pool.name}: what can be found is of no epoch"
-            is_sound = (epochs[:, OLDEST] <= epochs[:, NEWEST]) & (epochs[:, NEWEST] <= current)
-            assert is_sound[is_named & is_dated].all(), f"{pool.name}: epochs that contributed are out of order"
-        is_live = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
-        assert state.rows[is_live & (self.oldest < bound), FROZEN].all(), "a row publishes what is too old"
-        for row in np.flatnonzero(is_live).tolist():
-            self._check_row(row)
-
-    def _check_row(self, row: int) -> None:
-        """No block of a row is older than the row's oldest epoch."""
-        state = self._state
-        for group in state.cached_groups:
-            pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
-            blocks = group.arrays.table[row, : int(state.rows[row, group.planned]) // group.block_size]
-            is_dated = (blocks != NULL_BLOCK) & (pool.arrays.records[blocks, PENDING_STEP] != state.open_step)
-            dates = pool.arrays.epochs[blocks[is_dated]]  # blocks that the open step computes are dated later
-            is_older = (dates[:, OLDEST] < self.oldest[row]) & (dates[:, NEWEST] != UNDATED)
-            assert not is_older.any(), f"group {group.index}, row {row}: a block is older than the row"
+def _check_row(state: SpaceState, row: int) -> None:
+    """No block of a row is older than the row's oldest epoch."""
+    for group in state.cached_groups:
+        pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
+        blocks = group.arrays.table[row, : int(state.rows[row, group.planned]) // group.block_size]
+        is_dated = (blocks != NULL_BLOCK) & (pool.arrays.records[blocks, PENDING_STEP] != state.open_step)
+        dates = pool.arrays.epochs[blocks[is_dated]]  # blocks that the open step computes are dated later
+        is_older = (dates[:, OLDEST] < state.oldest_epochs[row]) & (dates[:, NEWEST] != UNDATED)
+        assert not is_older.any(), f"group {group.index}, row {row}: a block is older than the row"
 
 
 def _widen(position_epochs: Int32Array, ranges: Int32Array, is_held: npt.NDArray[np.bool_], group: Group) -> None:

@@ -96,19 +96,10 @@ from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.keys import EPOCH, LORA, MEDIA, SALT, differing_tags
 from pagedkv.contract.spec import keeps_state
 from pagedkv.errors import SequenceError
-from pagedkv.space.matching import (
-    NO_DIGESTS,
-    UNKNOWN_KEY,
-    PrefixHit,
-    Prompt,
-    extra_ids_of,
-    follow,
-    holds_tokens,
-    missing_block,
-)
-from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.hits import NO_DIGESTS, UNKNOWN_KEY, PrefixHit, Prompt, extra_ids_of, holds_tokens, missing_block
+from pagedkv.space.matching import follow
 from pagedkv.space.rows import BLOCK_SIZE, HIT_ALIGNMENT, NAME_IN_POOL, GroupArrays
-from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.state import BookArrays, Group, SpaceState
 
 __all__ = [
     "AGE",
@@ -126,26 +117,28 @@ __all__ = [
     "OF_ROW",
     "POSITION",
     "TOKEN",
-    "BookArrays",
     "Case",
-    "ExplanationBook",
     "Finding",
     "Lack",
     "Verdict",
     "cause_of_ghost",
+    "check_book",
     "digest_behind",
     "digest_of_first",
     "digests_up_to",
     "encoding_of",
     "explain",
     "explain_misses",
+    "explanation_of",
     "find_fates",
     "first_lack",
     "first_lack_of_chains",
     "is_bare",
     "misses_of",
     "name_of",
+    "new_book",
     "open_case",
+    "record_explanation",
     "record_miss",
     "verdict_of",
 ]
@@ -631,104 +624,73 @@ def encoding_of(case: Case, group: Group, index: int) -> bytes:
 LEAST_PAST: Final = 1024
 
 
-class BookArrays(NamedTuple):
-    """The recorded explanations.
+def new_book(state: SpaceState) -> BookArrays:
+    """Make empty records, for the rows of a space without sequences."""
+    max_sequences = len(state.rows)
+    book = BookArrays(
+        current=np.zeros((max_sequences, NUM_FIELDS), np.int64),
+        past=np.zeros((max(LEAST_PAST, max_sequences), NUM_FIELDS), np.int64),
+        num_past=np.zeros(1, np.int64),
+    )
+    state.loops.examples[Like.BOOK] = book
+    return book
 
-    Args:
-        current: int64 ``[max_sequences, NUM_FIELDS]``, of each row's latest admitted sequence.
-        past: int64 ``[most, NUM_FIELDS]``, a ring of earlier ones.
-        num_past: int64 ``[1]``, number of all records ever put into the ring.
+
+def explanation_of(book: BookArrays, row: int, generation: int) -> Explanation:
+    """Return why a sequence's hit ended when it was admitted. O(remembered sequences).
+
+    Raises:
+        SequenceError: it was never admitted (it is a fork, or does not exist), or it is forgotten.
     """
-
-    current: Int64Array
-    past: Int64Array
-    num_past: Int64Array
-
-
-class ExplanationBook(SpaceObserver):
-    """The explanations of the sequences that have rows, and of the latest earlier ones.
-
-    Attributes:
-        arrays: the records.
-    """
-
-    def __init__(self, state: SpaceState) -> None:
-        """Make empty records, for the rows of a space without sequences."""
-        max_sequences = len(state.rows)
-        self._state = state
-        self.arrays = BookArrays(
-            current=np.zeros((max_sequences, NUM_FIELDS), np.int64),
-            past=np.zeros((max(LEAST_PAST, max_sequences), NUM_FIELDS), np.int64),
-            num_past=np.zeros(1, np.int64),
+    current, past, _ = book
+    if row < len(current) and current[row, GENERATION] == generation:
+        return _as_explanation(current[row].tolist())
+    places = np.flatnonzero((past[:, OF_ROW] == row) & (past[:, GENERATION] == generation))
+    if generation < 1 or not len(places):
+        raise SequenceError(
+            f"nothing is recorded of generation {generation} of row {row}: it began as a fork, or is none of the "
+            f"last {len(past)} sequences that were admitted and freed"
         )
+    return _as_explanation(past[places[-1]].tolist())
 
-        state.loops.examples[Like.BOOK] = self.arrays
 
-    # Queries
+def record_explanation(state: SpaceState, book: BookArrays, row: int, hit: PrefixHit) -> None:
+    """Record why the hit of a prompt ends, before the prompt gets the row.
 
-    def explanation(self, row: int, generation: int) -> Explanation:
-        """Return why a sequence's hit ended when it was admitted. O(remembered sequences).
-
-        Raises:
-            SequenceError: it was never admitted (it is a fork, or does not exist), or it is forgotten.
-        """
-        current, past, _ = self.arrays
-        if row < len(current) and current[row, GENERATION] == generation:
-            return _as_explanation(current[row].tolist())
-        places = np.flatnonzero((past[:, OF_ROW] == row) & (past[:, GENERATION] == generation))
-        if generation < 1 or not len(places):
-            raise SequenceError(
-                f"nothing is recorded of generation {generation} of row {row}: it began as a fork, or is none of the "
-                f"last {len(past)} sequences that were admitted and freed"
-            )
-        return _as_explanation(past[places[-1]].tolist())
-
-    # Moments
-
-    def admitting(self, row: int, hit: PrefixHit) -> None:
-        """Record why the hit of a prompt ends, before the prompt gets the row.
-
-        If the chain of the one group that keeps whole prefixes ends with the hit, a compiled loop finds out: 0.7 us.
-        """
-        state, group = self._state, hit.ends_chain_of
-        if group is None or hit.loading is not None or hit.tails or hit.num_replayed or not is_bare(state, hit):
-            self._put_away(row)
-        elif self._state.loops[record_miss](
-            group.pool.arrays,
-            group.arrays,
-            state.extra_keys.arrays,
-            hit.prompt.tokens,
-            hit.block_ids[group.index],
-            hit.prompt.max_hit_tokens,
-            row,
-            state.serials,
-            self.arrays,
-        ):
-            return
-        explanation = explain(state, hit.prompt, hit, is_thorough=False)
-        generation = int(state.serials[row])
-        self.arrays.current[row] = _as_record(row, generation, explanation)
-
-    def _put_away(self, row: int) -> None:
-        """Move the record of a row, which is about to be given to another sequence, into the ring."""
-        current, past, num_past = self.arrays
-        if current[row, GENERATION]:
+    If the chain of the one group that keeps whole prefixes ends with the hit, a compiled loop finds out: 0.7 us.
+    """
+    group = hit.ends_chain_of
+    if group is None or hit.loading is not None or hit.tails or hit.num_replayed or not is_bare(state, hit):
+        current, past, num_past = book
+        if current[row, GENERATION]:  # the record of the row's last sequence moves into the ring
             past[int(num_past[0]) % len(past)] = current[row]
             num_past += 1
+    elif state.loops[record_miss](
+        group.pool.arrays,
+        group.arrays,
+        state.extra_keys.arrays,
+        hit.prompt.tokens,
+        hit.block_ids[group.index],
+        hit.prompt.max_hit_tokens,
+        row,
+        state.serials,
+        book,
+    ):
+        return
+    explanation = explain(state, hit.prompt, hit, is_thorough=False)
+    book.current[row] = _as_record(row, int(state.serials[row]), explanation)
 
-    # Auditing
 
-    def check(self) -> None:
-        """Check that every record belongs to a sequence that existed, and that no sequence has two."""
-        serials = self._state.serials
-        records = np.concatenate(self.arrays[:2])
-        records = records[records[:, GENERATION] > 0]
-        of_rows, generations = records[:, OF_ROW], records[:, GENERATION]
-        assert (generations <= serials[of_rows]).all(), "explanations: of a sequence that is still to come"
-        pairs = set(zip(of_rows.tolist(), generations.tolist(), strict=True))
-        assert len(pairs) == len(records), "explanations: two of one sequence"
-        assert (records[:, NUM_HIT] < records[:, NUM_TOKENS]).all(), "explanations: more hit than there was"
-        assert (records[:, POSITION] >= 0).all(), "explanations: a position before the prompt"
+def check_book(state: SpaceState, book: BookArrays) -> None:
+    """Check that every record belongs to a sequence that existed, and that no sequence has two."""
+    records = np.concatenate(book[:2])
+    records = records[records[:, GENERATION] > 0]
+    of_rows, generations = records[:, OF_ROW], records[:, GENERATION]
+    assert (generations <= state.serials[of_rows]).all(), "explanations: of a sequence that is still to come"
+    pairs = set(zip(of_rows.tolist(), generations.tolist(), strict=True))
+    assert len(pairs) == len(records), "explanations: two of one sequence"
+    assert (records[:, NUM_HIT] < records[:, NUM_TOKENS]).all(), "explanations: more hit than there was"
+    assert (records[:, POSITION] >= 0).all(), "explanations: a position before the prompt"
 
 
 def _as_record(row: int, generation: int, explanation: Explanation) -> list[int]:

@@ -4,6 +4,10 @@ A row that ever had unknown tokens counts as
 *overlapped*: blocks that it completes are published when the step that computed them is acknowledged. This lasts until
 known tokens are appended to the row, or it is declared computed.
 
+Drafts, too, can get their token ids later than their slots, when a step is planned before a draft model has proposed
+them. They are appended with any ids. A plan computes them, but nothing publishes, digests or matches a draft before it
+is accepted, so their ids may still be replaced.
+
 A step that is planned before the last one was sampled computes positions whose tokens are not known yet. The row gets
 them as *unknown* tokens, which have slots but no content. The token of position ``q`` is sampled by the step that
 computes position ``q - 1``, so each step samples a stretch of a row: the drafts that it verifies, and the token after
@@ -40,6 +44,8 @@ from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import SharedPrefixError, TokenError
 from pagedkv.space import growing
+from pagedkv.space.drafting import accept_states, require_unknown
+from pagedkv.space.epochs import date_moved
 from pagedkv.space.growing import Growth
 from pagedkv.space.publishing import publish
 from pagedkv.space.rows import (
@@ -56,13 +62,9 @@ from pagedkv.space.rows import (
     block_index,
     is_ascending,
     is_unfilled,
-    mark_row,
-    plan_to,
-    set_accepted,
-    set_num_tokens,
     touch,
 )
-from pagedkv.space.state import SpaceState, as_numbers, require_status
+from pagedkv.space.state import SpaceState, as_numbers, require_known, require_status
 from pagedkv.space.steps import InFlightStep, Samplers, StepLedger
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "note_accepted",
     "oldest_samplers",
     "repeat_pending",
+    "replace_drafts",
     "write_known",
 ]
 NO_TOKENS: Final = np.zeros(0, np.int32)
@@ -100,8 +103,8 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
             f"num_draft = {growth.num_draft} with unknown tokens: all of them wait for a step to judge them"
         )
     growing.require_growth(state, growth)
-    for feature in state.features:
-        feature.require_unknown(growth)
+    if state.is_recurrent:
+        require_unknown(state, growth.batch, growth.counts)
     growth = growth._replace(is_unknown=True)
     batch, rows, accepted = growth.batch, state.rows, state.accepted_scratch
     has_drafts = state.loops[note_accepted](rows, state.num_known, batch, accepted)
@@ -116,8 +119,8 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
         copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
         state.loops[begin_unknown](rows, state.num_known, batch, growth.counts, accepted)
         state.is_overlapped = True
-        for observer in state.observers.grown:
-            observer.grown(batch)
+        for tell in state.observers.grown:
+            tell(batch)
     return copies
 
 
@@ -240,13 +243,14 @@ def fill(
         )
         if num_refused:
             _move_down(state, ledger, refused, limits)
-            for observer in state.observers.refused:
-                observer.refused(refused, limits)
+            if state.receipts is not None:
+                state.receipts.refused(refused, limits)
+            for tell in state.observers.refused:
+                tell(refused, limits)
             refused[:] = 0
         if any_accepted:
             if before is not None:
-                for feature in state.features:
-                    feature.accepted(batch, before, state.rows[batch, NUM_ACCEPTED])
+                accept_states(state, batch, before, state.rows[batch, NUM_ACCEPTED])
             publish(state, ledger, batch)
         ledger.forget_filled(lambda step: _is_unfilled(state, step))
 
@@ -286,8 +290,8 @@ def _move_down(state: SpaceState, ledger: StepLedger, refused: Int32Array, limit
             repeat_pending(
                 pool, group.arrays, state.serials, refused, step.rows, step.serials, starts, step.ends, number
             )
-        for feature in state.features:
-            feature.moved(step, refused)
+        if state.counts_epochs:
+            date_moved(state, step, refused)
     rows = np.flatnonzero(refused).astype(np.int32)
     for group in state.groups:
         starts, ends = (np.ascontiguousarray(state.rows[rows, column]) for column in (group.planned, NUM_TOKENS))
@@ -303,6 +307,47 @@ def _is_unfilled(state: SpaceState, step: InFlightStep) -> bool:
     )
 
 
+def replace_drafts(state: SpaceState, batch: Int32Array, tokens: Int32Array, counts: npt.ArrayLike | None) -> None:
+    """Replace the ids of each row's last tokens, which are drafts.
+
+    Raises:
+        SequenceError: a row that is not running, is named twice, or has unknown tokens.
+        TokenError: counts that do not add up, or that exceed a row's drafts.
+        SharedPrefixError: another sequence or a ticket holds drafts.
+    """
+    numbers = as_numbers(batch, counts, len(tokens))
+    require_status(state, batch, RUNNING)
+    require_known(state, batch, "given other drafts")
+    accepted, num_tokens = (state.rows[batch, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
+    firsts = num_tokens - numbers
+    if (firsts < accepted).any():
+        place = int((firsts < accepted).argmax())
+        raise TokenError(
+            f"row {batch[place]} cannot be given {numbers[place]} other drafts: {num_tokens[place] - accepted[place]} "
+            f"of its {num_tokens[place]} tokens are drafts"
+        )
+    _require_own(state, batch, firsts, num_tokens)
+    first_by_row = np.zeros(len(state.rows), np.int32)
+    first_by_row[batch] = firsts
+    with state.changing:
+        for group in state.cached_groups if state.config.prefix_caching else ():
+            forget_drafts(group.pool.arrays, group.arrays, batch, firsts, num_tokens)
+            state.loops[write_known](group.pool.arrays, group.arrays, first_by_row, batch, numbers, tokens)
+
+
+def _require_own(state: SpaceState, batch: Int32Array, firsts: Int32Array, stops: Int32Array) -> None:
+    """Refuse drafts whose blocks another sequence or a ticket holds, which would get other tokens too."""
+    for group in state.groups:
+        records, table = group.pool.arrays.records, group.arrays.table
+        for row, first, stop in zip(batch.tolist(), firsts.tolist(), stops.tolist(), strict=True):
+            blocks = table[row, first // group.block_size : -(-stop // group.block_size)] if first < stop else table[:0]
+            if (records[blocks[blocks != NULL_BLOCK], REF_COUNT] > 1).any():
+                raise SharedPrefixError(
+                    f"row {row} cannot be given other drafts: other sequences or tickets hold its positions {first} "
+                    f"to {stop - 1} in group {group.index}; accept them, or roll them back, first"
+                )
+
+
 def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     """Accept the known tokens that an acknowledged step computed, and publish full blocks of them."""
     full_rows = state.row_scratch
@@ -311,8 +356,7 @@ def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
         state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns, full_rows
     )
     if before is not None:
-        for feature in state.features:
-            feature.accepted(step.rows, before, state.rows[step.rows, NUM_ACCEPTED])
+        accept_states(state, step.rows, before, state.rows[step.rows, NUM_ACCEPTED])
     if num_unfilled:
         ledger.over.append(step)
     if num_full:
@@ -349,7 +393,7 @@ def begin_unknown(
     for place in range(len(batch)):
         row = unsigned(batch[place])
         if counts[place] > 0:
-            set_accepted(rows, row, accepted[place])
+            rows[row, NUM_ACCEPTED] = accepted[place]
             if num_known[row] == 0:
                 num_known[row] = accepted[place]
 
@@ -453,7 +497,7 @@ def first_unfit_fill(
         if rows[row, STATUS] != RUNNING or (not ascends and rows[row, MARK] == mark):
             return place
         if not ascends:
-            mark_row(rows, row, mark)
+            rows[row, MARK] = mark
         if limits[row] < least_limit:
             return place
         if samplers[row] == 0 and 0 < num_known[row] <= rows[row, NUM_PLANNED]:
@@ -553,16 +597,16 @@ def advance(
             refused[row] = num_lost
             num_refused += num_lost
             has_no_slot = limits[row] == rows[row, NUM_TOKENS]  # for the token behind the drafts, which is refused too
-            set_num_tokens(rows, row, rows[row, NUM_TOKENS] - num_lost + has_no_slot)
+            rows[row, NUM_TOKENS] = rows[row, NUM_TOKENS] - num_lost + has_no_slot
             if has_no_slot:  # it is in no step from now on, while its last token is to be computed
                 touch(rows, row)
             for column in planned:
                 if rows[row, column] >= limits[row]:
-                    plan_to(rows, row, column, rows[row, column] - num_lost)
+                    rows[row, column] = rows[row, column] - num_lost
         if rows[row, LAST_STEP] <= settled:
             accepted = min(num_known[row], rows[row, NUM_PLANNED])
             any_accepted |= accepted > rows[row, NUM_ACCEPTED]
-            set_accepted(rows, row, max(rows[row, NUM_ACCEPTED], accepted))
+            rows[row, NUM_ACCEPTED] = max(rows[row, NUM_ACCEPTED], accepted)
     return num_refused, any_accepted
 
 
@@ -641,7 +685,7 @@ def accept_computed(
             continue
         accepted = min(num_known[row], ends[place])
         if accepted > rows[row, NUM_ACCEPTED]:
-            set_accepted(rows, row, accepted)
+            rows[row, NUM_ACCEPTED] = accepted
             is_full = accepted >= (rows[row, first_digested] + 1) * first_size
             for lane in range(1, len(lanes)):
                 num_digested = rows[row, unsigned(lanes[lane, 0] + NUM_DIGESTED)]
@@ -658,4 +702,4 @@ def drop_unknown(rows: Int32Array, num_known: Int32Array, row: int) -> None:
     if not is_unfilled(rows, num_known, row):
         return
     least = max(num_known[row], rows[row, NUM_PLANNED] + 1)
-    set_num_tokens(rows, row, min(rows[row, NUM_TOKENS], least))
+    rows[row, NUM_TOKENS] = min(rows[row, NUM_TOKENS], least)

@@ -24,10 +24,12 @@ from pagedkv.blocks.record import DISMISSED, INVALIDATED, NULL_BLOCK
 from pagedkv.contract.answers import InvalidatedMemory
 from pagedkv.contract.spec import Row
 from pagedkv.errors import StepError
+from pagedkv.space.hits import Prompt, digests_of_prefix
 from pagedkv.space.loading import freeze_loads, tickets_out
-from pagedkv.space.matching import Prompt, digests_of_prefix, match_prompt
+from pagedkv.space.matching import match_prompt
 from pagedkv.space.rows import (
     AT,
+    FROZEN,
     LOST,
     LOST_ON_HOST,
     NUM_DIGESTED,
@@ -35,8 +37,6 @@ from pagedkv.space.rows import (
     STATUS,
     SWAPPED,
     VACANT,
-    freeze,
-    set_status,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
@@ -55,7 +55,7 @@ def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
         num_dropped += _drop_tails(state, prompt, start)
         for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
             if any(_holds(state, group, row, gone[group.lane]) for group in state.cached_groups):
-                freeze(state.rows, row)
+                state.rows[row, FROZEN] = 1
         for loading in state.loads.values():
             known = zip(loading.digests, gone, strict=True)
             loading.is_frozen |= any(not digests.isdisjoint(_as_bytes(own)) for own, digests in known)
@@ -131,5 +131,5 @@ def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemor
             pool.clear_names(INVALIDATED)
         ledger.forget_duplicates()
         running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
-        set_status(state.rows, running, LOST)
+        state.rows[running, STATUS] = LOST
         return InvalidatedMemory(tuple(map(Row, running.tolist())), tickets_out(state), freeze_loads(state))

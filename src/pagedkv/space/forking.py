@@ -22,6 +22,7 @@ from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import PrefixGone, Shortage
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import SequenceError
+from pagedkv.space.drafting import require_forkable
 from pagedkv.space.growing import copy_block, dependency_start, lower_start, note_reliance
 from pagedkv.space.publishing import rewind_tail
 from pagedkv.space.rows import (
@@ -29,31 +30,27 @@ from pagedkv.space.rows import (
     BLOCK_SIZE,
     CACHING,
     FIRST_BLOCK,
+    FROZEN,
     LAST_STEP,
     NUM_ACCEPTED,
+    NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_TOKENS,
     RUNNING,
     STATUS,
+    SURE,
     TAIL,
     TAIL_LIFE,
+    TENANT,
     GroupArrays,
     blocks_for,
-    digest_to,
-    freeze_as,
     note_change,
-    plan_to,
-    publish_to,
-    put_entry,
-    set_first_block,
-    set_lengths,
-    set_num_blocks,
-    set_tail,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.tenants import charge_to
 from pagedkv.space.truncating import missing_content, rewind_chains_of
 
 __all__ = ["branch", "branch_row", "fork", "fork_row", "inherit", "inherit_rows", "longest_prefix"]
@@ -66,8 +63,15 @@ def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
     if parent in state.media_keys:
         state.media_keys |= dict.fromkeys(children.tolist(), state.media_keys[parent])
         state.media_reach[children] = state.media_reach[parent]
-    for feature in state.features:
-        feature.forked(parent, children)
+    if state.has_tenants:
+        rows[children, TENANT] = rows[parent, TENANT]
+    if state.counts_epochs:
+        state.oldest_epochs[children] = state.oldest_epochs[parent]
+    for group in state.shedding_groups:
+        state.ends[group.index][children] = state.ends[group.index][parent]
+    for group in state.replaying_groups:
+        sure = group.arrays.parameters[SURE]
+        rows[children, sure] = rows[parent, sure]
 
 
 def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) -> Int32Array:
@@ -83,13 +87,14 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
             f"row {parent} has tokens {rows[parent, NUM_PLANNED]} to {rows[parent, NUM_TOKENS]} not planned yet: "
             "its recurrent state can be forked only after plan_step"
         )
-    for feature in state.features:
-        feature.require_forkable(parent)
+    if state.draft_tables:
+        require_forkable(state, parent)
     state.require_vacant_rows(num_children)
     with state.changing:
         children = state.take_rows(num_children)
         num_tokens = int(rows[parent, NUM_TOKENS])
-        set_lengths(rows, children, num_tokens, int(rows[parent, NUM_ACCEPTED]))
+        rows[children, NUM_TOKENS] = num_tokens
+        rows[children, NUM_ACCEPTED] = int(rows[parent, NUM_ACCEPTED])
         if state.is_overlapped:
             state.num_known[children] = state.num_known[parent]
         inherit(state, parent, children)
@@ -99,8 +104,10 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
             note_reliance(state, ledger, group, children, table)
         for chains in state.chains:
             chains[children] = chains[parent]
-        for observer in state.observers.forked:
-            observer.forked(parent, children, num_tokens)
+        if state.receipts is not None:
+            state.receipts.forked(parent, children, num_tokens)
+        for tell in state.observers.forked:
+            tell(parent, children, num_tokens)
     return children
 
 
@@ -121,9 +128,9 @@ def inherit_rows(
         relies_on, publish_limits: int32 ``[rows]``.
     """
     for child in children:
-        freeze_as(rows, child, parent)
+        rows[child, FROZEN] = rows[parent, FROZEN]
         for column in planned:
-            plan_to(rows, child, column, rows[child, NUM_TOKENS])
+            rows[child, column] = rows[child, NUM_TOKENS]
         relies_on[child] = relies_on[parent]
         publish_limits[child] = publish_limits[parent]
 
@@ -140,13 +147,14 @@ def fork_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int
             pool.records[block, REF_COUNT] += len(children)
     for child in children:
         for index in range(num_blocks):
-            put_entry(group.table, child, index, group.table[parent, index])
-        set_first_block(rows, child, at, rows[parent, at + FIRST_BLOCK])
+            group.table[child, index] = group.table[parent, index]
+        rows[child, at + FIRST_BLOCK] = rows[parent, at + FIRST_BLOCK]
         if group.parameters[CACHING]:
-            digest_to(rows, child, at, rows[parent, at + NUM_DIGESTED])
-            publish_to(rows, child, at, rows[parent, at + NUM_PUBLISHED])
-            set_tail(rows, child, at, rows[parent, at + TAIL], rows[parent, at + TAIL_LIFE])
-        set_num_blocks(rows, child, at, num_blocks)
+            rows[child, at + NUM_DIGESTED] = rows[parent, at + NUM_DIGESTED]
+            rows[child, at + NUM_PUBLISHED] = rows[parent, at + NUM_PUBLISHED]
+            rows[child, at + TAIL] = rows[parent, at + TAIL]
+            rows[child, at + TAIL_LIFE] = rows[parent, at + TAIL_LIFE]
+        rows[child, at + NUM_BLOCKS] = num_blocks
         note_change(rows, child, at, 0, num_blocks)
 
 
@@ -170,8 +178,8 @@ def branch(
     if shortage is not None:
         return shortage
     with state.changing:
-        for feature in state.features:
-            feature.taking(tenant)
+        if state.has_tenants:
+            charge_to(state, tenant)
         children = state.take_rows(1)
         _branch_off(state, ledger, parent, children, length)
         if num_children > 1:
@@ -212,10 +220,13 @@ def _uncomputed_from(state: SpaceState, row: int) -> tuple[int, int]:
 def _branch_off(state: SpaceState, ledger: StepLedger, parent: int, children: Int32Array, length: int) -> None:
     """Give one new row the prefix. It computes the tokens that its copies lack, which the open step computes."""
     rows, child = state.rows, int(children[0])
-    set_lengths(rows, child, length, min(int(rows[parent, NUM_ACCEPTED]), length))
+    rows[child, NUM_TOKENS] = length
+    rows[child, NUM_ACCEPTED] = min(int(rows[parent, NUM_ACCEPTED]), length)
     inherit(state, parent, children)
-    for observer in state.observers.forked:
-        observer.forked(parent, children, length)
+    if state.receipts is not None:
+        state.receipts.forked(parent, children, length)
+    for tell in state.observers.forked:
+        tell(parent, children, length)
     state.num_known[child] = min(int(state.num_known[parent]), length)
     starts = [_copy_lacks_from(state, group, parent, length) for group in state.groups]
     copy = np.empty((1, 2), np.int32)
@@ -284,21 +295,22 @@ def branch_row(
     num_full, num_blocks = length // block_size, blocks_for(length, block_size)
     for index in range(num_full):
         block = group.table[parent, index]
-        put_entry(group.table, child, index, block)
+        group.table[child, index] = block
         if block != NULL_BLOCK:
             pool.records[block, REF_COUNT] += 1
     if num_blocks > num_full:
         copy[0, 0] = group.table[parent, num_full]
         copy[0, 1] = copy_block(pool, copy[0, 0])
-        put_entry(group.table, child, num_full, copy[0, 1])
-    set_num_blocks(rows, child, at, num_blocks)
-    set_first_block(rows, child, at, min(rows[parent, at + FIRST_BLOCK], num_blocks))
+        group.table[child, num_full] = copy[0, 1]
+    rows[child, at + NUM_BLOCKS] = num_blocks
+    rows[child, at + FIRST_BLOCK] = min(rows[parent, at + FIRST_BLOCK], num_blocks)
     if group.parameters[CACHING]:
-        digest_to(rows, child, at, min(rows[parent, at + NUM_DIGESTED], num_full))
-        publish_to(rows, child, at, min(rows[parent, at + NUM_PUBLISHED], num_full))
+        rows[child, at + NUM_DIGESTED] = min(rows[parent, at + NUM_DIGESTED], num_full)
+        rows[child, at + NUM_PUBLISHED] = min(rows[parent, at + NUM_PUBLISHED], num_full)
         if rows[parent, at + NUM_PUBLISHED] > num_full:
             rewind_tail(pool, group, rows, child)
         else:
-            set_tail(rows, child, at, rows[parent, at + TAIL], rows[parent, at + TAIL_LIFE])
+            rows[child, at + TAIL] = rows[parent, at + TAIL]
+            rows[child, at + TAIL_LIFE] = rows[parent, at + TAIL_LIFE]
     note_change(rows, child, at, 0, num_blocks)
     return num_blocks - num_full

@@ -29,7 +29,6 @@ The heir can compute from there, since a hit on pending blocks refers to all blo
 without an heir, since only lost rows still refer to it, is not computed; its name is dropped.
 """
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -54,8 +53,9 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arguments import as_count, as_counts
-from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Int64Array
 from pagedkv.errors import TokenError
+from pagedkv.space.drafting import grow_slots, num_slots_lacking, require_drafts
 from pagedkv.space.publishing import publish, tag_blocks
 from pagedkv.space.rows import (
     AT,
@@ -79,15 +79,11 @@ from pagedkv.space.rows import (
     blocks_for,
     charge_to_tenant_of_row,
     is_ascending,
-    mark_row,
     note_change,
-    plan_to,
-    put_entry,
-    set_num_blocks,
-    set_tokens,
     touch,
 )
 from pagedkv.space.state import Group, Needs, SpaceState, require_known, require_status
+from pagedkv.space.states import drop_tail_names
 from pagedkv.space.steps import StepLedger
 
 __all__ = [
@@ -145,13 +141,17 @@ class Growth(NamedTuple):
         drafts = None if self.drafts is None else self.drafts[places]
         return self._replace(batch=self.batch[places], counts=self.counts[places], drafts=drafts)
 
-    def parts(self) -> Iterator[tuple["Growth", npt.NDArray[np.integer]]]:
-        """Split it by number of drafts; yield each part and its places. O(rows x different numbers of drafts)."""
-        assert self.drafts is not None, "rows have equally many drafts"
+    def parts(self, tokens: Int32Array) -> list[tuple["Growth", Int32Array]]:
+        """Split it, and its tokens, by number of drafts. O(tokens + rows x different numbers of drafts)."""
+        if self.drafts is None:
+            return [(self, tokens)]
+        split, ends = [], np.cumsum(self.counts)
         for num_draft in np.unique(self.drafts).tolist():
             places = np.flatnonzero(self.drafts == num_draft)
-            part = self.at(places)
-            yield part._replace(starts=self.starts[places], num_draft=num_draft, drafts=None), places
+            part = self.at(places)._replace(starts=self.starts[places], num_draft=num_draft, drafts=None)
+            mine = [tokens[ends[place] - self.counts[place] : ends[place]] for place in places.tolist()]
+            split.append((part, np.concatenate(mine)))
+        return split
 
 
 def as_growth(
@@ -173,8 +173,8 @@ def as_growth(
     if type(num_draft) is not int or num_draft:
         num_draft, drafts = _as_drafts(num_draft, len(batch), state.config.max_tokens)
     assert isinstance(num_draft, int)
-    for feature in state.features if num_draft else ():
-        feature.require_drafts(num_draft)
+    if num_draft and state.is_recurrent:
+        require_drafts(state, num_draft)
     starts = state.start_scratch[: len(batch)]
     if counts is None:
         growth = Growth(batch, starts, state.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
@@ -245,7 +245,7 @@ def _is_ample(state: SpaceState, growth: Growth) -> bool:
 def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
     """Count, by tenant and pool, the blocks that growing needs; and the same with the copies that keep states.
 
-    O(rows), sorted where rows write shared blocks or features take blocks beside those of the tables.
+    O(rows), sorted where rows write shared blocks or draft states take blocks beside those of the tables.
     """
     num_tenants = max(1, len(state.room.names))
     needed = {name: np.zeros(num_tenants, np.int64) for name in state.pools}
@@ -288,12 +288,13 @@ def _count_growth(state: SpaceState, group: Group, growth: Growth, num_new: Int6
 
 
 def _blocks_beside(state: SpaceState, growth: Growth) -> dict[str, int]:
-    """Count, by pool, the blocks that features take for growing rows beside those of the groups' tables."""
+    """Count, by pool, the blocks that draft states take for growing rows beside those of the groups' tables."""
     beside = dict.fromkeys(state.pools, 0)
-    parts = [growth] if growth.drafts is None else [part for part, _ in growth.parts()]
-    for feature in state.features:
-        for part in parts:
-            feature.count_growth(part, beside)
+    for part, _ in growth.parts(NO_BLOCKS):
+        for drafts in state.draft_tables:
+            beside[drafts.pool.name] += num_slots_lacking(
+                state, drafts, part.batch, part.counts, part.num_draft, is_unknown=part.is_unknown
+            )
     return beside
 
 
@@ -333,8 +334,8 @@ def extend(state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32A
         state.num_known[growth.batch[growth.counts > 0]] = 0
     if any_full:
         publish(state, ledger, growth.batch)
-    for observer in state.observers.grown:
-        observer.grown(growth.batch)
+    for tell in state.observers.grown:
+        tell(growth.batch)
     return copies
 
 
@@ -343,64 +344,40 @@ def grow(
 ) -> tuple[list[tuple[int, int]], int]:
     """Give every group its blocks; return the copies on write in the first group's pool, and if a block is full."""
     if state.state_groups and not _is_ample(state, growth):
-        _, keeping = _needed_blocks(state, growth)
-        if state.room.find_shortage(keeping) is not None:
-            for feature in state.features:
-                feature.giving_way(growth.batch[growth.counts > 0])
+        _give_kept_states_up(state, growth)
     if ledger.shares_pending:
         leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
-    if growth.drafts is None:
-        copies, any_full = _grow_evenly(state, ledger, growth, tokens)
-    else:
-        copies, any_full = _grow_by_parts(state, ledger, growth, tokens)
+    scratch, first_copies, any_full = state.copy_scratch, list[tuple[int, int]](), 0
+    for part, mine in growth.parts(tokens):
+        if state.draft_tables:
+            grow_slots(state, part.batch, part.counts, part.num_draft, is_unknown=part.is_unknown)
+        for group in state.groups:
+            num_copies, fills = state.loops[grow_rows](
+                *group.view,
+                part.batch,
+                part.starts,
+                part.counts,
+                mine,
+                part.num_lookahead,
+                scratch,
+                part.num_draft,
+            )
+            any_full |= fills
+            if num_copies:
+                added = ledger.add_copies(group.pool.name, scratch[:num_copies])
+                if group.pool is state.groups[0].pool:
+                    first_copies += added
     if state.media_keys:
         _tag_media(state, growth)
-    return copies, any_full
-
-
-def _grow_by_parts(
-    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
-) -> tuple[list[tuple[int, int]], int]:
-    """Grow rows with different numbers of drafts, part by part."""
-    ends = np.cumsum(growth.counts)
-    copies: list[tuple[int, int]] = []
-    any_full = 0
-    starts = growth.starts.copy()  # the loops' own scratch
-    for part, places in growth._replace(starts=starts).parts():
-        mine = np.concatenate([tokens[ends[place] - growth.counts[place] : ends[place]] for place in places.tolist()])
-        added, fills = _grow_evenly(state, ledger, part, mine)
-        copies += added
-        any_full |= fills
-    return copies, any_full
-
-
-def _grow_evenly(
-    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
-) -> tuple[list[tuple[int, int]], int]:
-    """Grow rows that all have the same number of drafts."""
-    for feature in state.features:
-        feature.growing(growth)
-    scratch = state.copy_scratch
-    first_copies: list[tuple[int, int]] = []
-    any_full = 0
-    for group in state.groups:
-        pool = group.pool
-        num_copies, fills = state.loops[grow_rows](
-            *group.view,
-            growth.batch,
-            growth.starts,
-            growth.counts,
-            tokens,
-            growth.num_lookahead,
-            scratch,
-            growth.num_draft,
-        )
-        any_full |= fills
-        if num_copies:
-            added = ledger.add_copies(pool.name, scratch[:num_copies])
-            if pool is state.groups[0].pool:
-                first_copies += added
     return first_copies, any_full
+
+
+def _give_kept_states_up(state: SpaceState, growth: Growth) -> None:
+    """If there is no block for copies of kept states, let growing rows overwrite them in place."""
+    _, keeping = _needed_blocks(state, growth)
+    if state.room.find_shortage(keeping) is not None:
+        for group in state.state_groups:
+            drop_tail_names(*group.view, growth.batch[growth.counts > 0])
 
 
 def _tag_media(state: SpaceState, growth: Growth) -> None:
@@ -541,26 +518,20 @@ def grow_rows(
             extend_row(pool, group, rows, row, end + reserve)
             block = unsigned(group.table[row, entry])
         if count == 1:
-            _write_token(pool, group, block, offset, tokens, next_token)
+            # What write_tokens does, for a block that is known: 2 us less for 1,024 rows.
+            pool.records[block, PENDING_STEP] = pool.counts[OPEN_STEP]
+            if group.parameters[CACHING] and len(tokens) > 0:
+                pool.tokens[block, unsigned(offset)] = tokens[next_token]
         else:
             write_tokens(pool, group, row, start // block_size, offset, tokens, next_token, count)
         next_token += count
         if count > 0:
             if end - num_draft >= (rows[row, num_digested_column] + 1) * block_size:
                 any_full = 1
-            set_tokens(rows, row, end, end - num_draft)
+            rows[row, NUM_TOKENS] = end
+            rows[row, NUM_ACCEPTED] = end - num_draft
             touch(rows, row)
     return num_copies, any_full & group.parameters[CACHING]
-
-
-@inlined
-def _write_token(
-    pool: PoolArrays, group: GroupArrays, block: int, offset: int, tokens: Int32Array, next_token: int
-) -> None:
-    """Write one token as :func:`write_tokens` does, into a block that is known: 2 us less for 1,024 rows."""
-    pool.records[block, PENDING_STEP] = pool.counts[OPEN_STEP]
-    if group.parameters[CACHING] and len(tokens) > 0:
-        pool.tokens[block, unsigned(offset)] = tokens[next_token]
 
 
 @compiled
@@ -601,10 +572,10 @@ def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
     wanted = blocks_for(num_slots, group.parameters[BLOCK_SIZE])
     charge_to_tenant_of_row(pool, rows, row)
     if wanted == held + 1:
-        put_entry(group.table, row, held, acquire_often(pool))
+        group.table[row, held] = acquire_often(pool)
     else:
         acquire_all(pool, group.table[row, held:wanted])
-    set_num_blocks(rows, row, at, wanted)
+    rows[row, at + NUM_BLOCKS] = wanted
     note_change(rows, row, at, held, wanted)
 
 
@@ -629,7 +600,7 @@ def copy_on_write(
     charge_to_tenant_of_row(pool, rows, row)
     own = copy_block(pool, shared)
     release(pool, shared, rows[row, LAST_STEP])
-    put_entry(group.table, row, index, own)
+    group.table[row, index] = own
     note_change(rows, row, group.parameters[AT], index, index + 1)
     copies[num_copies, 0] = shared
     copies[num_copies, 1] = own
@@ -665,7 +636,7 @@ def first_unfit_growth(
         if not ascends:
             if rows[row, MARK] == mark:
                 return place
-            mark_row(rows, row, mark)
+            rows[row, MARK] = mark
         num_tokens = rows[row, NUM_TOKENS]
         if growth[place] < num_draft or num_tokens + growth[place] > most_tokens:
             return place
@@ -745,8 +716,8 @@ def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -
     """
     column = group.parameters[PLANNED]
     if rows[row, column] > position:
-        plan_to(rows, row, column, position)
-        plan_to(rows, row, NUM_PLANNED, min(rows[row, NUM_PLANNED], rows[row, NUM_TOKENS] - 1))
+        rows[row, column] = position
+        rows[row, NUM_PLANNED] = min(rows[row, NUM_PLANNED], rows[row, NUM_TOKENS] - 1)
         touch(rows, row)
 
 

@@ -32,7 +32,7 @@ from pagedkv.blocks.record import (
 from pagedkv.contract.arrays import Int32Array, Uint8Array
 from pagedkv.errors import BlockError, ConfigurationError
 from pagedkv.space import stored_blocks
-from pagedkv.space.matching import PrefixHit
+from pagedkv.space.hits import PrefixHit
 from pagedkv.space.observer import SpaceObserver
 from pagedkv.space.rows import AT, NUM_BLOCKS, RUNNING, STATUS
 from pagedkv.space.space_view import ObservedSpace

@@ -58,8 +58,10 @@ from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.errors import BlockError, ConfigurationError, TokenError
 from pagedkv.space.admission import Admission, allocate, allocate_prompt, make_fit
 from pagedkv.space.declaring import declare
+from pagedkv.space.epochs import date_load
 from pagedkv.space.growing import as_growth, extend, require_growth
-from pagedkv.space.matching import PrefixHit, Prompt, digests_of_prefix, match_prompt
+from pagedkv.space.hits import PrefixHit, Prompt, digests_of_prefix
+from pagedkv.space.matching import match_prompt
 from pagedkv.space.publishing import publish_block, tag
 from pagedkv.space.rows import (
     BLOCK_SIZE,
@@ -75,6 +77,8 @@ from pagedkv.space.rows import (
 )
 from pagedkv.space.state import Loading, SpaceState
 from pagedkv.space.steps import StepLedger, read_only
+from pagedkv.space.tenants import charge_hits, charge_to, keep_caps
+from pagedkv.space.windows import shed_dropped
 
 __all__ = [
     "allocate_loaded",
@@ -121,18 +125,18 @@ def load(
     if shortage is not None:
         return shortage
     with state.changing:
-        for feature in state.features:
-            feature.taking(tenant)
-            for group, blocks in zip(state.groups, hit.block_ids, strict=True):
-                feature.reviving(group.pool, blocks)
+        if state.has_tenants:
+            charge_to(state, tenant)
+            charge_hits(state, hit.block_ids)
         for group, blocks in zip(state.groups, hit.block_ids, strict=True):
             claim_all(group.pool.arrays, blocks[blocks != NULL_BLOCK])
         answer = _take(state, ledger, prompt._replace(tokens=prompt.tokens[:num_whole].copy()), hit)
-        for feature in state.features:
-            feature.taken(tenant)
-            feature.load_begun(answer, hit, epochs)
-        for observer in state.observers.load_begun:
-            observer.load_begun(answer, hit)
+        if state.has_tenants:
+            keep_caps(state, tenant)
+        if state.counts_epochs:
+            date_load(state, answer, hit, epochs)
+        for tell in state.observers.load_begun:
+            tell(answer, hit)
     return answer
 
 
@@ -230,8 +234,8 @@ def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None
                     publish_loaded(group.pool.arrays, group.arrays, parent, filled)
         for ticket in loading.tickets:
             give_back(state, ticket)
-        for observer in state.observers.load_ended:
-            observer.load_ended(answer)
+        for tell in state.observers.load_ended:
+            tell(answer)
 
 
 def freeze_loads(state: SpaceState) -> tuple[Load, ...]:
@@ -409,8 +413,8 @@ def give_back(state: SpaceState, ticket: Ticket) -> None:
     held = state.held.pop(ticket)
     pool = state.pools[ticket.pool]
     release_all(pool.arrays, held)
-    for feature in state.features:
-        feature.dropped(pool, held)
+    if state.shedding_groups:
+        shed_dropped(state, pool, held)
 
 
 def tickets_out(state: SpaceState) -> tuple[Ticket, ...]:

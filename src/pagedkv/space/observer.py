@@ -16,29 +16,28 @@ the middle of an operation, after all checks that can refuse it: an observer tha
                                             withdraw      withdrawn
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pagedkv.contract.answers import Load
 from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.space.hits import PrefixHit
+from pagedkv.space.space_view import ObservedSpace
+from pagedkv.space.state import Observers
+from pagedkv.space.steps import InFlightStep
 
-if TYPE_CHECKING:
-    from pagedkv.space.matching import PrefixHit
-    from pagedkv.space.space_view import ObservedSpace
-    from pagedkv.space.steps import InFlightStep
-
-__all__ = ["Observers", "SpaceObserver"]
+__all__ = ["MOMENTS", "SpaceObserver", "register"]
 
 
 class SpaceObserver:
     """An observer that does nothing; subclasses override the moments they need. Batches are int32 ``[rows]``."""
 
-    def begin(self, space: "ObservedSpace") -> None:
+    def begin(self, space: ObservedSpace) -> None:
         """The observer was registered. The view can be queried at every moment, also in the middle of an operation."""
 
-    def admitting(self, row: int, hit: "PrefixHit") -> None:
+    def admitting(self, row: int, hit: PrefixHit) -> None:
         """A row is about to be given to a prompt with this hit. No block is referenced, taken or evicted for it yet."""
 
-    def admitted(self, row: int, hit: "PrefixHit", num_reached: int) -> None:
+    def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:
         """A row serves a prompt. ``num_reached``: leading tokens that an earlier life of the request had."""
 
     def forked(self, parent: int, children: Int32Array, num_tokens: int) -> None:
@@ -56,16 +55,16 @@ class SpaceObserver:
     def declaring(self, batch: Int32Array) -> None:
         """Rows are about to be declared computed; no step in flight computes for them any more."""
 
-    def planned(self, step: "InFlightStep") -> None:
+    def planned(self, step: InFlightStep) -> None:
         """A step was planned."""
 
-    def acknowledging(self, step: "InFlightStep") -> None:
+    def acknowledging(self, step: InFlightStep) -> None:
         """A step has run; the windows of its rows have not slid yet."""
 
-    def acknowledged(self, step: "InFlightStep") -> None:
+    def acknowledged(self, step: InFlightStep) -> None:
         """A step has run, and its blocks are settled."""
 
-    def aborted(self, step: "InFlightStep") -> None:
+    def aborted(self, step: InFlightStep) -> None:
         """A step has failed; nothing is taken back yet."""
 
     def leaving(self, batch: Int32Array) -> None:
@@ -80,7 +79,7 @@ class SpaceObserver:
     def returned(self, batch: Int32Array) -> None:
         """Rows were moved back from the host pools, in the open step."""
 
-    def load_begun(self, load: Load, hit: "PrefixHit") -> None:
+    def load_begun(self, load: Load, hit: PrefixHit) -> None:
         """Blocks behind a hit were reserved for a load, which holds those of the hit as well."""
 
     def load_ended(self, load: Load) -> None:
@@ -99,37 +98,12 @@ class SpaceObserver:
         """
 
 
-class Observers:
-    """The observers of a space: ``all``, and at each moment those that override it, in the order of registration."""
-
-    all: tuple[SpaceObserver, ...] = ()
-
-    admitting: tuple[SpaceObserver, ...] = ()
-    admitted: tuple[SpaceObserver, ...] = ()
-    forked: tuple[SpaceObserver, ...] = ()
-    grown: tuple[SpaceObserver, ...] = ()
-    refused: tuple[SpaceObserver, ...] = ()
-    truncating: tuple[SpaceObserver, ...] = ()
-    declaring: tuple[SpaceObserver, ...] = ()
-    planned: tuple[SpaceObserver, ...] = ()
-    acknowledging: tuple[SpaceObserver, ...] = ()
-    acknowledged: tuple[SpaceObserver, ...] = ()
-    aborted: tuple[SpaceObserver, ...] = ()
-    leaving: tuple[SpaceObserver, ...] = ()
-    freed: tuple[SpaceObserver, ...] = ()
-    swapped_out: tuple[SpaceObserver, ...] = ()
-    returned: tuple[SpaceObserver, ...] = ()
-    load_begun: tuple[SpaceObserver, ...] = ()
-    load_ended: tuple[SpaceObserver, ...] = ()
-    advanced: tuple[SpaceObserver, ...] = ()
-    withdrawn: tuple[SpaceObserver, ...] = ()
-
-    def add(self, observer: SpaceObserver) -> None:
-        """Call an observer from now on, at the moments that its class overrides. O(1)."""
-        self.all += (observer,)
-        for moment in MOMENTS:
-            if getattr(type(observer), moment) is not getattr(SpaceObserver, moment):
-                setattr(self, moment, (*getattr(self, moment), observer))
+MOMENTS: Final = tuple(name for name in vars(SpaceObserver) if name[0] != "_" and name not in {"begin", "check"})
 
 
-MOMENTS: Final = tuple(name for name in Observers.__annotations__ if name != "all")
+def register(observers: Observers, observer: SpaceObserver) -> None:
+    """Call an observer from now on, at the moments that its class overrides, and at audits. O(1)."""
+    observers.check += (observer.check,)
+    for moment in MOMENTS:
+        if getattr(type(observer), moment) is not getattr(SpaceObserver, moment):
+            setattr(observers, moment, (*getattr(observers, moment), getattr(observer, moment)))

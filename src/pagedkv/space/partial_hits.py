@@ -1,85 +1,57 @@
-"""The fourth pass: longer hits, which end inside blocks.
-
-The block inside which a hit ends is a *tail*: the row continues from a copy of it. No tail may be pending, since copies
-run before the open step's computation.
-
-Hits that end inside blocks: finding the block that begins with the prompt's next tokens, in any group.
-
-:mod:`pagedkv.space.partial_hits` draws such a hit. Of the blocks that continue a chain at most 16 are compared,
-the latest first. A prompt that leaves a chain at a token where others left it equals all of their blocks up to there,
-so any of these serves. In a group that drops blocks, each candidate costs a digest, in each of a few rounds until all
-groups agree (:mod:`pagedkv.space.matching`). So the cost of a prompt does not grow with the cache.
-
-Hits that end inside a block: how many leading tokens of a cached block a prompt shares.
+"""Hits that end inside a block: a pass of matching, which finds how many leading tokens of a cached block are shared.
 
 A hit of whole blocks ends where a prompt leaves a cached chain, or at the last boundary before its own end. The next
-block of that chain may still begin with the prompt's next tokens. Such a block is the *source*: the plan copies it into
-the block that the sequence writes next, and computing begins after the equal tokens::
+block of that chain may still begin with the prompt's next tokens. Such a block is the *tail* of the hit: the plan
+copies it into the block that the sequence writes next, and computing begins after the equal tokens::
 
     cached   [A0 A1 A2 A3][B0 B1 B2 B3][C0 C1 C2 C3]
     prompt    A0 A1 A2 A3  B0 B1 X  Y                     4 tokens hit in a whole block, 2 inside the next one
     row      [A0 A1 A2 A3][B0 B1 x  y ]                   its own block: a copy, of which 2 tokens count
 
-Nothing here changes any state. The copy, and the reference to the source until then, are handled like those of states
-that are kept inside intervals (:mod:`pagedkv.space.states`).
+No tail may be pending, since copies run before the open step's computation. Of the blocks that continue a chain at most
+16 are compared, the latest first. A prompt that leaves a chain at a token where others left it equals all of their
+blocks up to there, so any of these serves. In a group that drops blocks, each candidate costs a digest, in each of a
+few rounds until all groups agree. So the cost of a prompt does not grow with the cache.
 
-Continuing from a tail: a new row whose hit ends inside a block goes on from a copy of that block.
-
-The block is a state that was kept inside an interval (:mod:`pagedkv.space.states`), or one that hits in
-part (:mod:`pagedkv.space.partial_hits`). If it is unreferenced and its pool has no room for a copy beside it,
-the row takes the block itself.
+Nothing here changes any state: :mod:`pagedkv.space.admission` takes the tail and has it copied.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-import numpy as np
-
 from pagedkv.blocks.digests import ROOT_WORDS, ExtraKeyArrays, digest_block
-from pagedkv.blocks.life_cycle import reuse_all
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import find, has_digest, is_child_of
 from pagedkv.blocks.record import (
-    AT_END,
-    AT_JUNCTION,
     EXTRA,
-    FREE,
-    KEPT,
     NAME,
     NULL_BLOCK,
     OPEN_STEP,
     PENDING_STEP,
-    QUEUE,
     SUCCESSOR,
     PoolArrays,
 )
 from pagedkv.blocks.siblings import OLDER
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.growing import note_reliance
-from pagedkv.space.matching import (
+from pagedkv.space.hits import (
     NOTHING,
     Beginning,
     Chain,
     Ending,
     Known,
     Lookup,
-    PrefixHit,
     Prompt,
     Tail,
     ending_at,
     longest_servable,
     missing_block,
 )
-from pagedkv.space.rows import BLOCK_SIZE, NAME_IN_POOL, SHEDS, GroupArrays
+from pagedkv.space.rows import BLOCK_SIZE, NAME_IN_POOL, GroupArrays
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.states import Checkpoints, ends_of_states, keys_of_tail, resume, state_at, surrender
-from pagedkv.space.steps import StepLedger
+from pagedkv.space.states import ends_of_states, keys_of_tail, state_at
 
 __all__ = [
-    "PartialHitFeature",
-    "TailFeature",
     "beginning_behind",
     "beginning_in_chain",
     "begins_as_child",
@@ -88,91 +60,77 @@ __all__ = [
     "count_equal",
     "follows",
     "is_source",
+    "longest_inside_blocks",
     "tail_behind",
     "tail_in_chain",
 ]
 MOST_ROUNDS: Final = 8  # most rounds for groups to agree on a hit inside blocks; bounds the cost of a match
 
 
-class PartialHitFeature(SpaceFeature):
-    """The part of matching that lets hits end inside blocks, where that saves enough tokens."""
+def longest_inside_blocks(known: Known, ending: Ending) -> Ending:
+    """Let a hit end inside blocks of all groups, where that saves ``min_partial_hit`` tokens; else return the given."""
+    longer = _longest(known, ending)
+    return longer._replace(num_partial=longer.num_tokens - ending.num_tokens)
 
-    def __init__(self, state: SpaceState, checkpoints: Checkpoints | None) -> None:
-        """Use the state of a space, and the states that it keeps inside intervals, if any. O(1)."""
-        self._state = state
-        self._checkpoints = checkpoints
 
-    def followed(self, prompt: Prompt, chain: Chain, most: int) -> Chain:
-        """Find the block that begins with the prompt's next tokens."""
-        behind = beginning_in_chain(self._state, chain.group, prompt, chain.blocks, most)
-        return chain._replace(behind=behind)
-
-    def matched(self, hit: PrefixHit, group: Group) -> None:
-        """Let the hit end inside the block behind its chain."""
-        tail = tail_behind(self._state, group, hit.prompt, hit.block_ids[group.index])
-        if tail is not None:
-            hit.end_inside(hit.num_tokens + tail.num_tokens, (tail,))
-
-    def lengthened(self, known: Known, ending: Ending) -> Ending:
-        """Let the hit end inside blocks of all groups."""
-        longer = self._longest(known, ending)
-        return longer._replace(num_partial=longer.num_tokens - ending.num_tokens)
-
-    def _longest(self, known: Known, whole: Ending) -> Ending:
-        """Find the longest hit that ends inside blocks; the given one if none saves ``min_partial_hit`` tokens."""
-        least = whole.num_tokens + known.state.config.min_partial_hit
-        most = min(known.limit, whole.num_tokens + known.alignment - 1)
-        if most < least:
-            return whole
-        for _ in range(MOST_ROUNDS):
-            end = most
-            for lookup in known.lookups.values():
-                end = self._reach(known, lookup, whole.num_tokens, end)
-            if end < least:
-                return whole
-            if end == most:
-                tails = [self._tail(known, group, end) for group in known.state.cached_groups if end % group.block_size]
-                return ending_at(known, end, tails) or whole
-            most = end
+def _longest(known: Known, whole: Ending) -> Ending:
+    """Find the longest hit that ends inside blocks; the given one if none saves ``min_partial_hit`` tokens."""
+    least = whole.num_tokens + known.state.config.min_partial_hit
+    most = min(known.limit, whole.num_tokens + known.alignment - 1)
+    if most < least:
         return whole
+    for _ in range(MOST_ROUNDS):
+        end = most
+        for lookup in known.lookups.values():
+            end = _reach(known, lookup, whole.num_tokens, end)
+        if end < least:
+            return whole
+        if end == most:
+            tails = [_tail(known, group, end) for group in known.state.cached_groups if end % group.block_size]
+            return ending_at(known, end, tails) or whole
+        most = end
+    return whole
 
-    def _reach(self, known: Known, lookup: Lookup, whole: int, most: int) -> int:
-        """Lower a length, longer than ``whole``, to what a group that drops blocks can serve at most."""
-        group, arguments = lookup
-        block_size = group.block_size
-        if group in known.state.state_groups:
-            most_known = min(most, lookup.num_known * block_size)
-            at_boundary = known.state.loops[longest_servable](*arguments, most_known, lookup.nothing_seen())
-            tails = ends_of_states(lookup, whole, most, self._checkpoints) if self._checkpoints else ()
-            return max([at_boundary, *(end for end in tails if state_at(known, lookup, end))])
-        most = min(most, (lookup.num_known + 1) * block_size - 1)
-        missing = known.state.loops[missing_block](*arguments, most, most)
-        if missing >= 0:
-            return missing * block_size
-        boundary = most // block_size * block_size
-        return boundary + self._beginning(known, lookup, most).num_tokens if most > boundary else most
 
-    def _tail(self, known: Known, group: Group, end: int) -> Tail | None:
-        """Find the tail of a hit of ``end`` tokens in a group, inside an interval or a block."""
-        chain = known.chains.get(group.index)
-        if chain is not None:
-            return tail_in_chain(group, chain.blocks, chain.behind, end)
-        lookup = known.lookups[group.index]
-        if group in known.state.state_groups:
-            return state_at(known, lookup, end)
-        index, num_tokens = divmod(end, group.block_size)
-        behind = self._beginning(known, lookup, end)
-        if behind.num_tokens < num_tokens:
-            return None
-        return Tail(group.index, behind.block, index, lookup.parent_of(index).copy(), num_tokens)
+def _reach(known: Known, lookup: Lookup, whole: int, most: int) -> int:
+    """Lower a length, longer than ``whole``, to what a group that drops blocks can serve at most."""
+    state, (group, arguments) = known.state, lookup
+    block_size = group.block_size
+    if group in state.state_groups:
+        most_known = min(most, lookup.num_known * block_size)
+        at_boundary = state.loops[longest_servable](*arguments, most_known, lookup.nothing_seen())
+        tails = ends_of_states(lookup, whole, most, state.checkpoints) if state.checkpoints else ()
+        return max([at_boundary, *(end for end in tails if state_at(known, lookup, end))])
+    most = min(most, (lookup.num_known + 1) * block_size - 1)
+    missing = state.loops[missing_block](*arguments, most, most)
+    if missing >= 0:
+        return missing * block_size
+    boundary = most // block_size * block_size
+    return boundary + _beginning(known, lookup, most).num_tokens if most > boundary else most
 
-    def _beginning(self, known: Known, lookup: Lookup, end: int) -> Beginning:
-        """Find the block that begins with a prompt's next tokens up to ``end``, in a group that drops blocks."""
-        group, index = lookup.group, end // lookup.group.block_size
-        chains = [chain for chain in known.chains.values() if chain.group.lane == group.lane]
-        same = next((digest for chain in chains if (digest := _digest_in(chain, index)) is not None), None)
-        parent = lookup.parent_of(index)
-        return beginning_behind(known.state, group, known.prompt, parent, same, end)
+
+def _tail(known: Known, group: Group, end: int) -> Tail | None:
+    """Find the tail of a hit of ``end`` tokens in a group, inside an interval or a block."""
+    chain = known.chains.get(group.index)
+    if chain is not None:
+        return tail_in_chain(group, chain.blocks, chain.behind, end)
+    lookup = known.lookups[group.index]
+    if group in known.state.state_groups:
+        return state_at(known, lookup, end)
+    index, num_tokens = divmod(end, group.block_size)
+    behind = _beginning(known, lookup, end)
+    if behind.num_tokens < num_tokens:
+        return None
+    return Tail(group.index, behind.block, index, lookup.parent_of(index).copy(), num_tokens)
+
+
+def _beginning(known: Known, lookup: Lookup, end: int) -> Beginning:
+    """Find the block that begins with a prompt's next tokens up to ``end``, in a group that drops blocks."""
+    group, index = lookup.group, end // lookup.group.block_size
+    chains = [chain for chain in known.chains.values() if chain.group.lane == group.lane]
+    same = next((digest for chain in chains if (digest := _digest_in(chain, index)) is not None), None)
+    parent = lookup.parent_of(index)
+    return beginning_behind(known.state, group, known.prompt, parent, same, end)
 
 
 def _digest_in(chain: Chain, index: int) -> Uint32Array | None:
@@ -370,55 +328,3 @@ def follows(
     """Whether a full block's digest is that of its tokens after a parent's digest."""
     digest_block(parent, pool.tokens[block, : group.parameters[BLOCK_SIZE]], extra_keys, extra, extra_keys.digest)
     return has_digest(pool, block, extra_keys.digest)
-
-
-class TailFeature(SpaceFeature):
-    """The part of an admission that continues from tails."""
-
-    def __init__(self, state: SpaceState) -> None:
-        """Use the state of a space. O(1)."""
-        self._state = state
-        self._taken_over: tuple[Tail, ...] = ()  # by the row that is being admitted
-
-    def fits(self, hit: PrefixHit, needed: dict[str, int], tenant: int) -> None:
-        """Choose the unreferenced tails in pools that have no room for a copy beside them."""
-        state, num_free = self._state, hit.num_free_tails
-        is_tight = {
-            name: count + num_free.get(name, 0) > state.room.spare(state.pools[name], tenant)
-            for name, count in (needed if hit.tails else {}).items()
-        }
-        self._taken_over = tuple(
-            tail
-            for tail in hit.tails
-            if (pool := state.groups[tail.group].pool)
-            and is_tight[pool.name]
-            and pool.arrays.records[tail.block, QUEUE] == FREE
-        )
-
-    def hit_taken(self, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
-        """Reference each tail of the hit, until the row has its blocks."""
-        state = self._state
-        for tail in hit.tails:
-            group, blocks = state.groups[tail.group], np.array([tail.block], np.int32)
-            for feature in state.features:
-                feature.reviving(group.pool, blocks)
-            state.loops[reuse_all](group.pool.arrays, blocks)
-            if group.arrays.parameters[SHEDS]:  # a prompt ended with that state, or inside that block
-                why = AT_END if group in state.state_groups else AT_JUNCTION
-                group.pool.arrays.records[tail.block, KEPT] |= why
-            note_reliance(state, ledger, group, batch, blocks)
-
-    def allocating(self, group: Group) -> None:
-        """Let the next new row in a tail's group take the tail's block itself, if it is taken over."""
-        for tail in self._taken_over:
-            if tail.group == group.index:
-                surrender(group.pool.arrays, tail.block)
-
-    def allocated(self, ledger: StepLedger, row: int, hit: PrefixHit) -> None:
-        """Let the row continue from the tails: the plan copies those not taken over."""
-        self._taken_over = ()
-        for tail in hit.tails:
-            group = self._state.groups[tail.group]
-            own = int(group.arrays.table[row, tail.logical_index])
-            if resume(*group.view, row, tail.logical_index, tail.block):
-                ledger.add_copies(group.pool.name, np.array([[tail.block, own]], np.int32))

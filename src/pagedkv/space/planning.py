@@ -68,15 +68,18 @@ from pagedkv.plan_buffer import (
     seal,
 )
 from pagedkv.space import filling
+from pagedkv.space.epochs import date_plan, undate_rewound
 from pagedkv.space.filling import drop_unsampled, oldest_samplers
 from pagedkv.space.loading import undefined_tickets
 from pagedkv.space.publishing import merge, publish, rewind_tail
+from pagedkv.space.replaying import num_replayed
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
     DIRTY_FROM,
     DIRTY_TO,
     FIRST_BLOCK,
+    LAST_STEP,
     LOST,
     LOST_ON_HOST,
     NUM_ACCEPTED,
@@ -99,17 +102,12 @@ from pagedkv.space.rows import (
     first_unfilled,
     is_unfilled,
     note_change,
-    note_step,
-    plan_to,
-    publish_to,
-    set_column,
-    set_status,
-    start_touching,
     touch,
-    untouch,
 )
 from pagedkv.space.state import DraftTable, Group, SpaceState
+from pagedkv.space.states import name_states
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
+from pagedkv.space.windows import slide_after
 
 __all__ = [
     "abort",
@@ -178,8 +176,10 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
         computing = words[offset : offset + num_ranges]
         starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
         step = InFlightStep(plan, computing, state.serials[computing], starts, ends)
-        for feature in state.features:
-            feature.planned(step)
+        if state.counts_epochs:
+            date_plan(state, step)
+        if state.checkpoints is not None:
+            name_states(state, step)
         _close(state, ledger, step)
         if moves and state.config.in_order:
             _end_waiting_for_copies(state, ledger, plan)
@@ -197,8 +197,10 @@ def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_
 
 def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     ledger.close(step)
-    for observer in state.observers.planned:
-        observer.planned(step)
+    if state.receipts is not None:
+        state.receipts.planned(step)
+    for tell in state.observers.planned:
+        tell(step)
     state.advance_open_step()
 
 
@@ -304,7 +306,7 @@ def collect_touched(rows: Int32Array, out: Int32Array, counts: Int32Array) -> tu
     while True:
         place = unsigned(row)
         following = rows[place, TOUCHED] - 1
-        untouch(rows, place)
+        rows[place, TOUCHED] = 0
         if rows[place, STATUS] == RUNNING:
             first -= 1
             out[first] = row
@@ -323,7 +325,7 @@ def collect_touched(rows: Int32Array, out: Int32Array, counts: Int32Array) -> tu
         if row == 0:
             break
         row = following
-    start_touching(rows)
+    rows[0, TOUCHED] = 1
     return len(out) - first, ascends, num_ranges
 
 
@@ -350,8 +352,8 @@ def collect_ranges(
             buffer[unsigned(starts + place)] = rows[index, NUM_PLANNED]
             buffer[unsigned(stops + place)] = end
             ends[unsigned(place)] = end
-            note_step(rows, index, step)
-            plan_to(rows, index, NUM_PLANNED, end)
+            rows[index, LAST_STEP] = step
+            rows[index, NUM_PLANNED] = end
             place += 1
     return offset
 
@@ -369,7 +371,7 @@ def collect_starts(
     for place in range(num_ranges):
         row = buffer[ranges + place]
         buffer[offset + place] = rows[row, planned]
-        plan_to(rows, row, planned, rows[row, NUM_TOKENS])
+        rows[row, planned] = rows[row, NUM_TOKENS]
 
 
 @takes(Like.ROWS, Like.IDS, Like.IDS, Like.IDS, Like.NUMBER, Like.NUMBER, Like.NUMBER, Like.NUMBER, Like.NUMBER)
@@ -624,15 +626,17 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
     with state.changing:
         step = ledger.acknowledge()
         settle(state, ledger)
-        for observer in state.observers.acknowledging:
-            observer.acknowledging(step)
+        if state.receipts is not None:
+            state.receipts.acknowledging(step, num_replayed(state, step))
+        for tell in state.observers.acknowledging:
+            tell(step)
         if state.is_overlapped:
             filling.accept(state, ledger, step)
-        for feature in state.features:
-            feature.computed(step)
+        if state.sliding_groups:
+            slide_after(state, step)
         merge(state, ledger, step.duplicates)
-        for observer in state.observers.acknowledged:
-            observer.acknowledged(step)
+        for tell in state.observers.acknowledged:
+            tell(step)
 
 
 def settle(state: SpaceState, ledger: StepLedger) -> None:
@@ -652,9 +656,12 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
     ledger.require_in_flight(step_id)
     with state.changing:
         aborted = ledger.abort(step_id)
-        for observer in state.observers.aborted:
+        if state.receipts is not None:
             for step in aborted:
-                observer.aborted(step)
+                state.receipts.aborted(step)
+        for tell in state.observers.aborted:
+            for step in aborted:
+                tell(step)
         first = step_id - state.num_steps_before
         moved = _moved_blocks(state, ledger, aborted)
         tickets = undefined_tickets(state, first, {name: on_device for name, (on_device, _) in moved.items()})
@@ -665,8 +672,8 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
         rewound = _rewind_rows(state, aborted, lost)
         if state.is_overlapped:
             drop_unsampled(state, rewound)
-        for feature in state.features:
-            feature.rewound(rewound)
+        if state.counts_epochs:
+            undate_rewound(state, rewound)
         stranded = _stranded(state, rewound)
         lost |= stranded
         _declare_lost(state, lost)
@@ -761,7 +768,7 @@ def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int])
     for group in (sharing, *state.own_starts):
         for row, start in _aborted_starts(state, aborted, group):
             if row not in lost:
-                set_column(state.rows, row, group.planned, min(state.rows[row, group.planned], start))
+                state.rows[row, group.planned] = min(state.rows[row, group.planned], start)
                 rewound[row] = None
     return list(rewound)
 
@@ -793,7 +800,7 @@ def _mark_tables_changed(state: SpaceState, aborted: list[InFlightStep]) -> None
 
 def _declare_lost(state: SpaceState, lost: set[int]) -> None:
     for row in lost:
-        set_status(state.rows, row, LOST if state.rows[row, STATUS] == RUNNING else LOST_ON_HOST)
+        state.rows[row, STATUS] = LOST if state.rows[row, STATUS] == RUNNING else LOST_ON_HOST
 
 
 @compiled
@@ -811,7 +818,7 @@ def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch:
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] >= step:
                 pool.records[block, PENDING_STEP] = pool.counts[OPEN_STEP]
         if rows[row, at + NUM_PUBLISHED] > first:
-            publish_to(rows, row, at, first)
+            rows[row, at + NUM_PUBLISHED] = first
             rewind_tail(pool, group, rows, row)
         touch(rows, row)
 

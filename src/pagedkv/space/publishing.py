@@ -43,6 +43,7 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
+from pagedkv.space.epochs import date_open
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
@@ -60,13 +61,8 @@ from pagedkv.space.rows import (
     TAIL,
     TAIL_LIFE,
     GroupArrays,
-    digest_to,
     first_sure_block,
     note_change,
-    publish_to,
-    put_entry,
-    set_accepted_of,
-    set_tail,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
@@ -77,7 +73,6 @@ __all__ = [
     "copy_new_digests",
     "count_unpublished",
     "digest_new_blocks",
-    "limit_publishing",
     "merge",
     "merge_duplicates",
     "publish",
@@ -92,35 +87,24 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     """Digest and publish every full block of accepted tokens that these rows have completed, within their limits."""
     if not state.config.prefix_caching:
         return
-    if not state.limits_publishing:
-        _publish(state, ledger, batch)
-        return
-    accepted = state.rows[batch, NUM_ACCEPTED]
-    set_accepted_of(state.rows, batch, np.minimum(accepted, state.publish_limits[batch]))
-    _publish(state, ledger, batch)
-    set_accepted_of(state.rows, batch, accepted)
-
-
-def limit_publishing(state: SpaceState, row: int, num_tokens: int) -> None:
-    """Limit what a row publishes to its first tokens."""
-    state.limits_publishing = True
-    state.publish_limits[row] = num_tokens
-
-
-def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    accepted = state.rows[batch, NUM_ACCEPTED] if state.limits_publishing else None
+    if accepted is not None:
+        state.rows[batch, NUM_ACCEPTED] = np.minimum(accepted, state.publish_limits[batch])
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         first = lane[0]
         state.loops[digest_new_blocks](*first.view, batch, chains, state.extra_keys.arrays)
         for group in lane[1:]:
             copy_new_digests(first.pool.arrays, first.arrays, *group.view, batch)
     for group in state.cached_groups:
-        for feature in state.features:
-            feature.publishing(group, batch)
+        if state.counts_epochs:
+            date_open(*group.view, batch, state.oldest_epochs)
         num_blocks = state.loops[count_unpublished](group.arrays, state.rows, batch)
         found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
         num_found = state.loops[publish_new_blocks](*group.view, batch, found)
         if num_found:
             ledger.duplicates[group.index].append(found[:num_found])
+    if accepted is not None:
+        state.rows[batch, NUM_ACCEPTED] = accepted
 
 
 def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
@@ -213,7 +197,8 @@ def rewind_tail(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
     tail = group.table[row, last] if last >= 0 else NULL_BLOCK
     if group.parameters[KIND] == FULL and tail != NULL_BLOCK and not pool.records[tail, NAME]:
         tail = carrier_of_duplicate(pool, group, row, last)
-    set_tail(rows, row, at, tail, pool.records[tail, LIFE])
+    rows[row, at + TAIL] = tail
+    rows[row, at + TAIL_LIFE] = pool.records[tail, LIFE]
 
 
 @compiled
@@ -278,16 +263,18 @@ def publish_new_blocks(
         for index in range(record[at + NUM_PUBLISHED], num_digested):
             block = group.table[row, index]
             expect(pool, pool.digests[group.table[row, min(index + FETCHED_AHEAD, num_digested - 1)], 0])
-            publish_to(rows, row, at, index + 1)
+            rows[row, at + NUM_PUBLISHED] = index + 1
             if block == NULL_BLOCK:  # a gap, of a row that was swapped: what comes after it has no parent here
-                set_tail(rows, row, at, NULL_BLOCK, pool.records[NULL_BLOCK, LIFE])
+                rows[row, at + TAIL] = NULL_BLOCK
+                rows[row, at + TAIL_LIFE] = pool.records[NULL_BLOCK, LIFE]
                 continue
             if index < first_sure:
                 continue
             carrier = publish_block(pool, group, block, record[at + TAIL], record[at + TAIL_LIFE])
             if group.parameters[KIND] == FULL and index >= LOOKAHEAD:
                 pool.records[group.table[row, index - LOOKAHEAD], AHEAD] = carrier
-            set_tail(rows, row, at, carrier, pool.records[carrier, LIFE])
+            rows[row, at + TAIL] = carrier
+            rows[row, at + TAIL_LIFE] = pool.records[carrier, LIFE]
             if carrier != block:
                 entry = duplicates[num_duplicates]
                 entry[INDEX] = index
@@ -323,7 +310,7 @@ def digest_new_blocks(
             digest_content(pool, block, chains[row], block_size, extra_keys)
             for word in range(DIGEST_WORDS):
                 chains[row, word] = pool.digests[block, word]
-            digest_to(rows, row, at, index + 1)
+            rows[row, at + NUM_DIGESTED] = index + 1
 
 
 @compiled
@@ -341,7 +328,7 @@ def copy_new_digests(
     for row in batch:
         for index in range(rows[row, at + NUM_DIGESTED], rows[row, source_at + NUM_DIGESTED]):
             copy_digest(source_pool, source.table[row, index], pool, group.table[row, index])
-        digest_to(rows, row, at, rows[row, source_at + NUM_DIGESTED])
+        rows[row, at + NUM_DIGESTED] = rows[row, source_at + NUM_DIGESTED]
 
 
 def merge(state: SpaceState, ledger: StepLedger, duplicates: list[list[Int32Array]]) -> None:
@@ -433,7 +420,7 @@ def _meet_fates(
             block = group.table[row, index]
             if fates[block] > 0:
                 adopt(pool, fates[block])
-                put_entry(group.table, row, index, fates[block])
+                group.table[row, index] = fates[block]
                 release(pool, block, rows[row, LAST_STEP])
                 note_change(rows, row, at, index, index + 1)
             elif fates[block] < 0:
@@ -452,5 +439,5 @@ def unpublish_from(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: 
     ):
         first -= 1
     if rows[row, at + NUM_PUBLISHED] > first:
-        publish_to(rows, row, at, first)
+        rows[row, at + NUM_PUBLISHED] = first
         rewind_tail(pool, group, rows, row)

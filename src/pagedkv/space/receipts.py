@@ -1,8 +1,7 @@
 """Receipts: what each sequence has taken, so that the sums equal the statistics exactly.
 
-Owns the counts, which exist only if :attr:`SpaceConfig.receipts <pagedkv.SpaceConfig>` is set. The book is an observer
-of the space (:mod:`pagedkv.space.observer`); decision 17 has the rule for each moment. No operation reads or
-depends on the counts.
+Owns the counts, which exist only if :attr:`SpaceConfig.receipts <pagedkv.SpaceConfig>` is set. The operations tell it
+what they do; decision 17 has the rule for each moment. No operation reads or depends on the counts.
 
 ::
 
@@ -22,9 +21,7 @@ import numpy.typing as npt
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Receipt
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.space.matching import PrefixHit
-from pagedkv.space.observer import SpaceObserver
-from pagedkv.space.replaying import num_replayed
+from pagedkv.contract.spec import StepId
 from pagedkv.space.rows import (
     AT,
     FIRST_BLOCK,
@@ -38,7 +35,6 @@ from pagedkv.space.rows import (
     VACANT,
     GroupArrays,
 )
-from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep
 
 __all__ = ["ReceiptBook", "charge_blocks", "charge_step"]
@@ -57,7 +53,7 @@ class _Holding(NamedTuple):
     on_host: int
 
 
-class ReceiptBook(SpaceObserver):
+class ReceiptBook:
     """The counts of all rows, and their sums.
 
     Attributes:
@@ -67,12 +63,17 @@ class ReceiptBook(SpaceObserver):
         closed: the same for the rows that were freed.
     """
 
-    def __init__(self, state: SpaceState) -> None:
-        """Make empty counts, for the rows, tables and pools of a space without sequences."""
-        pools, hosts = tuple(state.pools), tuple(state.host_pools)
-        groups = [(table.pool.name, table.arrays) for table in state.tables]
-        max_sequences = len(state.rows)
-        self._state = state
+    def __init__(
+        self,
+        rows: Int32Array,
+        serials: Int32Array,
+        tables: list[tuple[str, GroupArrays]],
+        pools: tuple[str, ...],
+        hosts: tuple[str, ...],
+    ) -> None:
+        """Make empty counts, for the rows of a space without sequences, its tables with their pools, and all pools."""
+        max_sequences = len(rows)
+        self._rows, self._serials = rows, serials
         self._freed: tuple[Receipt, ...] = ()
         self._num_pools = len(pools)
         width = NUM_LINES + len(pools) + len(hosts)
@@ -82,7 +83,7 @@ class ReceiptBook(SpaceObserver):
                 NUM_LINES + pools.index(pool),
                 NUM_LINES + len(pools) + hosts.index(pool) if pool in hosts else NOT_ON_HOST,
             )
-            for pool, arrays in groups
+            for pool, arrays in tables
         ]
         self.counts = np.zeros((max_sequences, width), np.int64)
         self.waiting = np.zeros((max_sequences, NUM_WAITING), np.int64)
@@ -126,10 +127,10 @@ class ReceiptBook(SpaceObserver):
 
     # Moments
 
-    def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:
-        """Record a sequence's hit, with the part of it inside a block, and the tokens that an earlier life had."""
-        self.waiting[row, FOUND] = hit.num_tokens
-        self.waiting[row, FOUND_WHOLE] = hit.num_whole_tokens
+    def admitted(self, row: int, num_hit: int, num_whole: int, num_reached: int) -> None:
+        """Record the tokens that a sequence hit, those of them in whole blocks, and those that an earlier life had."""
+        self.waiting[row, FOUND] = num_hit
+        self.waiting[row, FOUND_WHOLE] = num_whole
         self.waiting[row, REACHED] = num_reached
 
     def forked(self, parent: int, children: Int32Array, num_tokens: int) -> None:
@@ -141,10 +142,12 @@ class ReceiptBook(SpaceObserver):
         """Record the tokens of a planned step."""
         self.waiting[step.rows, IN_FLIGHT] += step.ends - step.starts
 
-    def acknowledging(self, step: InFlightStep) -> None:
-        """Charge a step that has run, before windows slide. O(rows of the step + max_sequences x groups)."""
-        rows, serials, ranges = self._state.rows, self._state.serials, step.plan.compute
-        replayed = num_replayed(self._state, step)
+    def acknowledging(self, step: InFlightStep, replayed: Int32Array | None) -> None:
+        """Charge a step that has run, before windows slide. O(rows of the step + max_sequences x groups).
+
+        ``replayed``: of each of its rows, the tokens that it computed again in windows alone; None if there are none.
+        """
+        rows, serials, ranges = self._rows, self._serials, step.plan.compute
         if replayed is not None:
             is_alive = serials[step.rows] == step.serials
             self._charge(REPLAYED, step.rows[is_alive], replayed[is_alive])
@@ -166,14 +169,14 @@ class ReceiptBook(SpaceObserver):
 
     def aborted(self, step: InFlightStep) -> None:
         """Charge a step that has failed."""
-        is_alive, ranges = self._state.serials[step.rows] == step.serials, step.plan.compute
+        is_alive, ranges = self._serials[step.rows] == step.serials, step.plan.compute
         batch, num_aborted = step.rows[is_alive], (ranges.ends - ranges.starts)[is_alive]
         self.waiting[batch, IN_FLIGHT] -= num_aborted
         self._charge(ABORTED, batch, num_aborted)
 
     def declaring(self, batch: Int32Array) -> None:
         """Charge rows that are about to be declared computed; no step in flight computes for them any more."""
-        rows = self._state.rows
+        rows = self._rows
         num_tokens = rows[batch, NUM_TOKENS]
         self._charge(DECLARED, batch, self.waiting[batch, IN_FLIGHT] + num_tokens - rows[batch, NUM_PLANNED])
         self.waiting[batch, IN_FLIGHT] = 0
@@ -181,7 +184,7 @@ class ReceiptBook(SpaceObserver):
 
     def truncating(self, batch: Int32Array, lengths: Int64Array) -> None:
         """Forget the tokens that are rolled back: those computed in their place are not computed again."""
-        is_shorter = lengths < self._state.rows[batch, NUM_TOKENS]
+        is_shorter = lengths < self._rows[batch, NUM_TOKENS]
         cut = batch[is_shorter]
         self.waiting[cut, REACHED] = np.minimum(self.waiting[cut, REACHED], lengths[is_shorter])
 
@@ -190,10 +193,10 @@ class ReceiptBook(SpaceObserver):
         reached = self.waiting[:, REACHED]
         reached -= refused * (reached >= limits)
 
-    def returned(self, batch: Int32Array) -> None:
+    def returned(self, batch: Int32Array, step_id: StepId) -> None:
         """Record the tokens of rows that are swapped in, in the open step."""
-        self.waiting[batch, RETURNED] = self._state.rows[batch, NUM_PLANNED]
-        self.waiting[batch, RETURNED_IN] = self._state.open_step_id
+        self.waiting[batch, RETURNED] = self._rows[batch, NUM_PLANNED]
+        self.waiting[batch, RETURNED_IN] = step_id
 
     def freed(self, batch: Int32Array) -> None:
         """Charge freed rows, and keep their receipts for :meth:`take_freed`."""
@@ -213,7 +216,7 @@ class ReceiptBook(SpaceObserver):
 
     def check(self) -> None:
         """Check that the receipts add up. Raises AssertionError."""
-        rows = self._state.rows
+        rows = self._rows
         added = self.counts.sum(axis=0) + self.closed
         wrong = np.flatnonzero(added != self.totals)
         assert len(wrong) == 0, (

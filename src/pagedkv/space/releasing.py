@@ -1,10 +1,11 @@
 """Freeing sequences, and emptying the whole prefix cache.
 
-Releasing blocks of rows: one, with its rank among free blocks, or all.
+The space's clock stands here, too: the caller's seconds, by which leases end and eviction policies measure ages. It is
+the core's only clock, and stands still between calls of ``advance``.
 
-The space's clock: the caller's seconds, by which leases end and eviction policies measure ages.
-
-It is the core's only clock, and stands still between calls of ``advance``.
+Leases keep what prompts hit, or ended sequences leave, until a time of that clock. :mod:`pagedkv.blocks.leasing` says
+how they change the order of eviction. They never change whether a block can be taken, so admission ignores leases. A
+leased block of a window group is kept for the reason ``AT_END``, so it is not shed as long as the lease lasts.
 """
 
 import math
@@ -14,18 +15,33 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pagedkv.blocks.eviction.policy import note_request
-from pagedkv.blocks.life_cycle import make_unheld_spare, release
+from pagedkv.blocks.leasing import lease
+from pagedkv.blocks.life_cycle import make_cached, make_unheld_spare
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.record import KEPT, NAME, NULL_BLOCK, OTHER_EPOCH, REF_COUNT, RESET, SPARE, PoolArrays
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.blocks.record import (
+    AT_END,
+    HIGH_PRIORITY,
+    KEPT,
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    OTHER_EPOCH,
+    RESET,
+    PoolArrays,
+    is_spare,
+)
+from pagedkv.blocks.victims import end_overdue
+from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arguments import NO_NUMBERS, as_count
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
+from pagedkv.space.drafting import free_slots
 from pagedkv.space.growing import hand_over
+from pagedkv.space.hits import PrefixHit
 from pagedkv.space.loading import freeze_loads
-from pagedkv.space.matching import PrefixHit
 from pagedkv.space.rows import (
     AT,
+    FROZEN,
     LAST_STEP,
     LOST_ON_HOST,
     NUM_BLOCKS,
@@ -35,14 +51,15 @@ from pagedkv.space.rows import (
     SHEDS,
     STATUS,
     SWAPPED,
+    TAIL,
+    TAIL_LIFE,
     VACANT,
     GroupArrays,
-    freeze,
-    put_entry,
-    set_num_blocks,
+    release_or_shed,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.windows import carrier_of, keep_what_leaves
 
 __all__ = [
     "NO_OUTPUTS",
@@ -54,7 +71,9 @@ __all__ = [
     "blocks_of",
     "count_leaving",
     "free",
-    "release_or_shed",
+    "lease_blocks",
+    "lease_hit",
+    "lease_row",
     "release_rows",
     "require_leases",
     "reset_prefix_cache",
@@ -100,12 +119,14 @@ def as_leaving(state: SpaceState, superseded_by: object, keep_until_s: object, p
     return Leaving(NO_OUTPUTS, superseded_by is not None or retention < 0, retention == 1, end)
 
 
-def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> None:
+def free(  # noqa: C901 - what only some spaces have is called where it happens
+    state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving
+) -> None:
     """Free the rows of a checked batch and release all their blocks, in the batch's order."""
     rows = state.rows
     with state.changing:
-        for observer in state.observers.leaving:
-            observer.leaving(batch)
+        for tell in state.observers.leaving:
+            tell(batch)
         num_unplanned, num_on_host = state.loops[count_leaving](rows, batch, state.row_scratch)
         for row in state.row_scratch[:num_unplanned].tolist():
             hand_over(state, row, mark)
@@ -114,10 +135,13 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
             is_there = (rows[batch, STATUS] == SWAPPED) | (rows[batch, STATUS] == LOST_ON_HOST)
             on_device, on_host = batch[~is_there], batch[is_there]
             outputs = outputs[~is_there] if len(outputs) else NO_OUTPUTS
-        for feature in state.features:
-            feature.leaving(on_device)
-        for feature in state.features:
-            feature.freeing(batch, leaving)
+        if state.shedding_groups:
+            keep_what_leaves(state, on_device)
+        if state.draft_tables:
+            free_slots(state, on_device, is_leaving=True)
+        until_s = HIGH_PRIORITY if leaving.goes_last else leaving.keep_until_s
+        if until_s is not None:
+            _lease_rows(state, on_device, until_s)
         left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
         for group in state.groups:
             state.loops[release_rows](*group.view, on_device, outputs)
@@ -126,8 +150,10 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
         for group, blocks in left:
             make_unheld_spare(group.pool.arrays, blocks)
         state.vacate(batch)
-        for observer in state.observers.freed:
-            observer.freed(batch)
+        if state.receipts is not None:
+            state.receipts.freed(batch)
+        for tell in state.observers.freed:
+            tell(batch)
 
 
 def blocks_of(group: Group, batch: Int32Array) -> Int32Array:
@@ -155,7 +181,7 @@ def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str
     with state.changing:
         for pool in state.all_pools:
             pool.clear_names(RESET if weights_epoch is None else OTHER_EPOCH)
-        freeze(state.rows, state.rows[:, STATUS] != VACANT)
+        state.rows[state.rows[:, STATUS] != VACANT, FROZEN] = 1
         ledger.forget_duplicates()
         freeze_loads(state)
         if weights_epoch is not None:
@@ -184,15 +210,6 @@ def count_leaving(rows: Int32Array, batch: Int32Array, unplanned: Int32Array) ->
     return num_unplanned, num_on_host
 
 
-@inlined
-def release_or_shed(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
-    """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
-    record = pool.records[block]
-    if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
-        pool.records[block, KEPT] = SPARE
-    release(pool, block, last_step)
-
-
 @takes(Like.POOL, Like.GROUP, Like.ROWS, Like.IDS, Like.IDS)
 @compiled
 def release_rows(
@@ -213,8 +230,8 @@ def release_rows(
             if block == NULL_BLOCK:
                 continue
             release_or_shed(pool, group, block, rows[row, LAST_STEP])
-            put_entry(group.table, row, index, NULL_BLOCK)
-        set_num_blocks(rows, row, at, 0)
+            group.table[row, index] = NULL_BLOCK
+        rows[row, at + NUM_BLOCKS] = 0
 
 
 LATEST_S: Final = 2.0**40  # so that microseconds fit in 64 bits
@@ -265,7 +282,58 @@ def advance(state: SpaceState, now_s: float) -> None:
         state.now_s = now_s
         for pool in state.pools.values():
             pool.advance(now_s)
-        for feature in state.features:
-            feature.advanced(now_s)
-        for observer in state.observers.advanced:
-            observer.advanced(now_s)
+        for pool in state.pools.values() if state.config.leases else ():
+            end_overdue(pool.arrays, now_s)
+        for tell in state.observers.advanced:
+            tell(now_s)
+
+
+def lease_hit(state: SpaceState, hit: PrefixHit, until_s: float) -> None:
+    """Lease the blocks that a prompt hits, including those inside which the hit ends."""
+    with state.changing:
+        for tail in hit.tails:
+            group = state.groups[tail.group]
+            lease_blocks(group.pool.arrays, group.arrays, np.array([tail.block], np.int32), until_s)
+        for group in state.cached_groups:
+            lease_blocks(group.pool.arrays, group.arrays, hit.block_ids[group.index], until_s)
+
+
+def _lease_rows(state: SpaceState, batch: Int32Array, until_s: float) -> None:
+    """Lease what running rows are about to release."""
+    for row in batch[state.rows[batch, STATUS] == RUNNING].tolist() if state.config.prefix_caching else ():
+        for group in state.cached_groups:
+            lease_row(*group.view, row, until_s)
+
+
+@compiled
+def lease_block(pool: PoolArrays, group: GroupArrays, block: int, until: float) -> None:
+    """Lease one block, if it has a name."""
+    if block == NULL_BLOCK or not pool.records[block, NAME]:
+        return
+    if is_spare(pool, block):
+        make_cached(pool, block)
+    if group.parameters[SHEDS]:
+        pool.records[block, KEPT] |= AT_END
+    lease(pool, block, until)
+
+
+@compiled
+def lease_blocks(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, until: float) -> None:
+    """Lease the blocks of a hit, null blocks excepted, the tail before the head: in the order of a release."""
+    for block in blocks[::-1]:
+        lease_block(pool, group, block, until)
+
+
+@compiled
+def lease_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, until: float) -> None:
+    """Lease the named content of a row, in whichever block has the name, and the last state that it has left.
+
+    The tail comes before the head, as in a release: another block may have the name, and be free.
+    """
+    at = group.parameters[AT]
+    tail = rows[row, at + TAIL]
+    if pool.records[tail, LIFE] == rows[row, at + TAIL_LIFE]:
+        lease_block(pool, group, tail, until)
+    for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
+        if group.table[row, index] != NULL_BLOCK:
+            lease_block(pool, group, carrier_of(pool, group, rows, row, index), until)

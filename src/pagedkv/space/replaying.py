@@ -13,119 +13,187 @@ Blocks that are not sure are never named, and are freed when the step is acknowl
 Until then the row can neither be swapped out nor rolled back to where it would read them. If no block is sure, the row
 is frozen: it publishes nothing.
 
+The hit ends where full attention ends; window groups have their sinks, which are never computed again.
+
 All window groups begin at one position, since every token goes through all layers; blocks that one of them still has
 are computed again like the rest.
 """
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 
 from pagedkv.blocks.digests import set_digests
-from pagedkv.blocks.record import LIFE, NAME, NULL_BLOCK
+from pagedkv.blocks.record import LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.matching import Ending, Known, PrefixHit, Prompt, digests_of_prefix, first_sure, longest_with_replay
+from pagedkv.contract.spec import replay_of
+from pagedkv.space.hits import Chain, Ending, Known, Lookup, PrefixHit, Prompt, digests_of_prefix, find_block
 from pagedkv.space.rows import (
     AT,
+    ENDS_HITS,
     FIRST_BLOCK,
+    FROZEN,
+    KIND,
     LOST,
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_SINK_BLOCKS,
     RUNNING,
+    SPAN,
     STATUS,
     SURE,
     TAIL,
     TAIL_LIFE,
     VACANT,
-    freeze,
-    set_column,
+    first_block_of_hit,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
 
-__all__ = ["ReplayFeature", "num_replayed"]
+__all__ = [
+    "begin_replay",
+    "check_replays",
+    "longest_with_replay",
+    "num_replayed",
+    "why_replay_stays",
+    "without_inexact",
+]
 
 
-class ReplayFeature(SpaceFeature):
-    """The part of the operations that computes lost windows again, where the configuration allows it."""
+class _Extent(NamedTuple):
+    """The extent of a replay for a hit of some length.
 
-    def __init__(self, state: SpaceState) -> None:
-        """Use the state of a space. O(1)."""
-        self._state = state
+    Args:
+        start: first position that it computes, at a block boundary of all window groups.
+        is_exact: whether every layer has all that the blocks of the last window need.
+    """
 
-    def lengthened(self, known: Known, ending: Ending) -> Ending:
-        """Let a hit end where windows have lost what it needs, if that is allowed and longer."""
-        if not known.prompt.max_replay_tokens:
-            return ending
-        return longest_with_replay(known, ending.num_tokens) or ending
+    start: int
+    is_exact: bool
 
-    def chains_begun(self, row: int, prompt: Prompt, hit: PrefixHit) -> None:
-        """Record where each window group of a new row computes from, and which of its blocks are exact."""
-        state = self._state
-        planned = [group.planned for group in state.replaying_groups]
-        set_column(state.rows, row, planned, hit.num_tokens - hit.num_replayed)
-        if not hit.num_replayed:
-            return
-        if not hit.is_exact:
-            freeze(state.rows, row)
-        for group in state.replaying_groups:
-            at, arrays = int(group.arrays.parameters[AT]), group.pool.arrays
-            first, stop = len(hit.block_ids[group.index]), hit.num_tokens // group.block_size
-            digests = self._digests_of_hit(group, prompt, hit, stop)
-            set_digests(arrays, group.arrays.table[row, first:stop], digests)
-            set_column(state.rows, row, at + NUM_DIGESTED, stop)
-            set_column(state.rows, row, [at + TAIL, at + TAIL_LIFE], [NULL_BLOCK, arrays.records[NULL_BLOCK, LIFE]])
-            set_column(state.rows, row, int(group.arrays.parameters[SURE]), first_sure(group, hit.num_tokens))
 
-    def _digests_of_hit(self, group: Group, prompt: Prompt, hit: PrefixHit, stop: int) -> Uint32Array:
-        """Return the digests of a prompt's first blocks, which hit in full attention, for a group of any block size."""
-        whole = next((other for other in self._state.lanes[group.lane] if other.keeps_whole_prefix), None)
-        if whole is None:
-            return digests_of_prefix(self._state, prompt, group.block_size, stop)
-        return whole.pool.arrays.digests[hit.block_ids[whole.index][:stop]]
+def longest_with_replay(known: Known, num_hits: int) -> Ending | None:
+    """Find the longest hit that ends with a replay.
 
-    def forked(self, parent: int, children: Int32Array) -> None:
-        """Copy to the children from which block on the parent's are exact."""
-        rows = self._state.rows
-        for group in self._state.replaying_groups:
-            sure = group.arrays.parameters[SURE]
-            set_column(rows, children, sure, rows[parent, sure])
-
-    def what_keeps(self, batch: Int32Array) -> str | None:
-        """Refuse rows that hold inexact blocks of a replay, which must not be named."""
-        replaying = next((row for row in batch.tolist() if self._is_replaying(row)), None)
-        if replaying is None:
+    None if that is not allowed, or is no longer than the ``num_hits`` tokens that hit without replay.
+    """
+    state = known.state
+    end = known.aligned(min(_num_settled(chain) for chain in known.chains.values()))
+    if end <= num_hits:
+        return None
+    start, is_exact = _extent(state, end)
+    if start <= num_hits or end - start > known.prompt.max_replay_tokens:
+        return None
+    block_ids = known.chain_blocks(end)
+    for group in state.replaying_groups:
+        before = _blocks_before(known.lookups[group.index], start)
+        if before is None:
             return None
-        return (
-            f"row {replaying} computes a window again: plan the step and acknowledge it before the row is swapped out"
-        )
+        block_ids[group.index] = before
+    return Ending(end, block_ids, num_replayed=end - start, is_exact=is_exact)
 
-    def _is_replaying(self, row: int) -> bool:
-        """Return whether a row holds inexact blocks of a replay, since the replay's step is not acknowledged."""
-        return any(
-            self._state.rows[row, int(group.arrays.parameters[AT]) + FIRST_BLOCK]
-            < self._state.rows[row, int(group.arrays.parameters[SURE])]
-            for group in self._state.replaying_groups
-        )
 
-    def without_inexact(self, group: Group, row: int, entries: Int32Array) -> Int32Array:
-        """Replace inexact blocks of a replay by the null block, among the leading entries of a row's table."""
-        if not group.replays:
-            return entries
-        first_sure = int(self._state.rows[row, int(group.arrays.parameters[SURE])])
-        is_left = np.arange(len(entries)) < first_sure
-        is_left[: int(group.arrays.parameters[NUM_SINK_BLOCKS])] = False
-        return np.where(is_left, NULL_BLOCK, entries).astype(np.int32)
+def first_sure(group: Group, end: int) -> int:
+    """Return the first logical block that a hit of ``end`` tokens needs."""
+    kind, span, ends_hits = (int(group.arrays.parameters[column]) for column in (KIND, SPAN, ENDS_HITS))
+    return int(first_block_of_hit(kind, span, end, group.block_size, ends_hits))
 
-    # Auditing
 
-    def check(self) -> None:
-        """Blocks that a replay left inexact are not in the prefix index, and only rows on the device hold them."""
-        for group in self._state.replaying_groups:
-            self._check_group(group)
+def _num_settled(chain: Chain) -> int:
+    """Count the tokens of a chain before those that the open step computes, which a new row could not take over."""
+    arrays = chain.group.pool.arrays
+    is_open = arrays.records[chain.blocks, PENDING_STEP] == arrays.counts[OPEN_STEP]
+    return (int(is_open.argmax()) if is_open.any() else len(chain.blocks)) * chain.group.block_size
 
-    def _check_group(self, group: Group) -> None:
-        rows = self._state.rows
+
+def _extent(state: SpaceState, end: int) -> _Extent:
+    """Return where the replay of a hit begins: as far back as configured, or where it is exact, if that suffices."""
+    groups = state.replaying_groups
+    replays = [replay for group in groups if (replay := replay_of(group.spec))]
+    sure = min(first_sure(group, end) * group.block_size for group in groups)
+    reach = max(int(group.arrays.parameters[SPAN]) for group in groups) - 1
+    num_replay_tokens, num_layers = max(it.num_tokens for it in replays), max(it.num_layers for it in replays)
+    start = min(
+        sure - 1, end - num_replay_tokens
+    )  # one block more than is kept: while it is there, the replay's step is not over
+    if num_replay_tokens >= num_layers * reach:
+        start = min(start, sure - (num_layers - 1) * reach)
+    alignment = math.lcm(*(group.block_size for group in groups))
+    start = start // alignment * alignment
+    return _Extent(start, sure - start >= (num_layers - 1) * reach)
+
+
+def _blocks_before(lookup: Lookup, start: int) -> Int32Array | None:
+    """Return a window group's sinks before a replay; None if it lacks any, or the replay begins inside them."""
+    group, arguments = lookup
+    num_blocks, num_sinks = start // group.block_size, int(group.arrays.parameters[NUM_SINK_BLOCKS])
+    if num_blocks < num_sinks:
+        return None
+    sinks = [int(find_block(*arguments, index)) for index in range(num_sinks)]
+    arrays = group.pool.arrays
+    is_open = (arrays.records[sinks, PENDING_STEP] == arrays.counts[OPEN_STEP]).any() if sinks else False
+    if NULL_BLOCK in sinks or is_open:
+        return None
+    return np.array(sinks + [NULL_BLOCK] * (num_blocks - num_sinks), np.int32)
+
+
+def begin_replay(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
+    """Record where each window group of a new row computes from, and which of its blocks are exact."""
+    for group in state.replaying_groups:
+        state.rows[row, group.planned] = hit.num_tokens - hit.num_replayed
+    if not hit.num_replayed:
+        return
+    if not hit.is_exact:
+        state.rows[row, FROZEN] = 1
+    for group in state.replaying_groups:
+        at, arrays = int(group.arrays.parameters[AT]), group.pool.arrays
+        first, stop = len(hit.block_ids[group.index]), hit.num_tokens // group.block_size
+        digests = _digests_of_hit(state, group, prompt, hit, stop)
+        set_digests(arrays, group.arrays.table[row, first:stop], digests)
+        state.rows[row, at + NUM_DIGESTED] = stop
+        state.rows[row, at + TAIL] = NULL_BLOCK
+        state.rows[row, at + TAIL_LIFE] = arrays.records[NULL_BLOCK, LIFE]
+        state.rows[row, group.arrays.parameters[SURE]] = first_sure(group, hit.num_tokens)
+
+
+def _digests_of_hit(state: SpaceState, group: Group, prompt: Prompt, hit: PrefixHit, stop: int) -> Uint32Array:
+    """Return the digests of a prompt's first blocks, which hit in full attention, for a group of any block size."""
+    whole = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
+    if whole is None:
+        return digests_of_prefix(state, prompt, group.block_size, stop)
+    return whole.pool.arrays.digests[hit.block_ids[whole.index][:stop]]
+
+
+def why_replay_stays(state: SpaceState, batch: Int32Array) -> str | None:
+    """Return the sentence that refuses to swap out rows with inexact blocks, which must not be named; else None."""
+    for row in batch.tolist():
+        if _is_replaying(state, row):
+            return f"row {row} computes a window again: plan the step and acknowledge it before the row is swapped out"
+    return None
+
+
+def _is_replaying(state: SpaceState, row: int) -> bool:
+    """Return whether a row holds inexact blocks of a replay, since the replay's step is not acknowledged."""
+    return any(
+        state.rows[row, int(group.arrays.parameters[AT]) + FIRST_BLOCK]
+        < state.rows[row, int(group.arrays.parameters[SURE])]
+        for group in state.replaying_groups
+    )
+
+
+def without_inexact(state: SpaceState, group: Group, row: int, entries: Int32Array) -> Int32Array:
+    """Replace inexact blocks of a replay by the null block, among the leading entries of a row's table."""
+    first_sure = int(state.rows[row, int(group.arrays.parameters[SURE])])
+    is_left = np.arange(len(entries)) < first_sure
+    is_left[: int(group.arrays.parameters[NUM_SINK_BLOCKS])] = False
+    return np.where(is_left, NULL_BLOCK, entries).astype(np.int32)
+
+
+def check_replays(state: SpaceState) -> None:
+    """Blocks that a replay left inexact are not in the prefix index, and only rows on the device hold them."""
+    rows = state.rows
+    for group in state.replaying_groups:
         at, sure, num_sinks = (int(group.arrays.parameters[column]) for column in (AT, SURE, NUM_SINK_BLOCKS))
         for row in np.flatnonzero(rows[:, STATUS] != VACANT).tolist():
             first, stop = rows[row, [at + FIRST_BLOCK, sure]].tolist()

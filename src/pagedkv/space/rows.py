@@ -1,7 +1,7 @@
 """The record of each sequence: one row of small integers, with a part for each group.
 
-This module defines the layout; :mod:`~pagedkv.space.rows` writes it. With one group, a row's record is
-one cache line::
+This module defines the layout; operations write the columns where they have the reason, and ``check()`` proves what
+must hold between them. With one group, a row's record is one cache line::
 
     | STATUS NUM_TOKENS NUM_ACCEPTED NUM_PLANNED LAST_STEP TOUCHED MARK FROZEN | group 0 | group 1 | ...
 
@@ -13,14 +13,9 @@ A group outside prefix caching has no digests and no tail. Since hits do not app
 how far it is planned; its parameter ``PLANNED`` is the index of that column. A window that can be replayed also has
 such a column, after those of all tables, and one more for its first block that may be named.
 
-Writes of a row's record and of the entries of its block tables.
-
-The layout is in :mod:`~pagedkv.space.rows`. Each function makes one change to one row, or to a batch of rows if
-called from Python, and makes no decision; operations do. Functions that add entries to the next plan say so.
-
-Rows with something for the open plan are linked through ``TOUCHED``, so that the cost of a plan is proportional to the
-changes. 0 means "not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, as its
-beginning and its end::
+The next plan writes an entry of a block table only after :func:`note_change`. Rows with something for the open plan
+are linked through ``TOUCHED``, so that the cost of a plan is proportional to the changes. 0 means "not touched", and
+``1 + r`` that row r was touched before. Row 0 is always in the list, as its beginning and its end::
 
     row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
 
@@ -33,16 +28,16 @@ Preparation of a batch of rows: checking that its rows are fit for an operation,
 """
 
 import math
-from typing import Final, NamedTuple, TypeAlias, assert_never
+from typing import Final, NamedTuple, assert_never
 
 import numpy as np
-import numpy.typing as npt
 
+from pagedkv.blocks.life_cycle import release
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.record import PoolArrays, aligned_zeros
+from pagedkv.blocks.record import KEPT, NAME, REF_COUNT, SPARE, PoolArrays, aligned_zeros
 from pagedkv.blocks.tenant_charges import charge_to
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.contract.arrays import BoolArray, Int32Array
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import (
     ChunkedLocal,
@@ -58,51 +53,27 @@ from pagedkv.contract.spec import (
 
 __all__ = [
     "GroupArrays",
-    "add_blocks",
-    "begin_table",
     "block_index",
     "blocks_for",
     "charge_to_tenant_of_row",
     "clear_changes",
     "clear_rows",
     "cut_changes",
-    "digest_to",
     "first_block_of_hit",
     "first_needed_token",
     "first_sure_block",
     "first_unfilled",
     "first_unfit_row",
-    "freeze",
-    "freeze_as",
     "is_ascending",
     "is_unfilled",
-    "lower_steps",
-    "mark_row",
-    "mark_rows",
     "new_draft_arrays",
     "new_group_arrays",
     "new_rows",
     "note_change",
-    "note_step",
-    "plan_to",
-    "publish_to",
-    "put_entry",
+    "release_or_shed",
     "rule_of",
     "serves",
-    "set_accepted",
-    "set_accepted_of",
-    "set_column",
-    "set_first_block",
-    "set_lengths",
-    "set_num_blocks",
-    "set_num_tokens",
-    "set_status",
-    "set_tail",
-    "set_tenant_of",
-    "set_tokens",
-    "start_touching",
     "touch",
-    "untouch",
 ]
 # Columns common to all groups.
 STATUS: Final = 0
@@ -129,6 +100,12 @@ NUM_PER_GROUP: Final = 8
 REPLAYED_FROM: Final = 0  # how far the group is planned
 SURE_FROM: Final = 1  # logical block from which on a replay computes whole blocks exactly; 0 without a replay
 NUM_PER_REPLAY: Final = 2
+# Positions of a row before which a shedding group keeps blocks cached; 0: none. Columns of the group's ``ends``.
+PROMPT_END: Final = 0
+JUNCTION: Final = 1
+LAST_BOUNDARY: Final = 2  # where the sequence would end if it ended now
+PROMPT_LENGTH: Final = 3  # tokens of the prompt, whether or not hits can end there
+NUM_ENDS: Final = 4
 TENANT: Final = -1  # the last column, only where there are tenants: the tenant to which new blocks are charged
 # Values of STATUS; OCCUPIED stands for any but VACANT.
 OCCUPIED: Final = -1
@@ -276,12 +253,6 @@ def is_ascending(batch: Int32Array) -> bool:
     return num_descents == 0
 
 
-Batch: TypeAlias = int | list[int] | npt.NDArray[np.integer] | BoolArray
-"""One row, several rows, or a mask of all rows."""
-Numbers: TypeAlias = int | list[int] | npt.NDArray[np.integer]
-"""The values to write: one number for all rows, or one for each."""
-
-
 def new_rows(max_sequences: int, num_tables: int, *, num_replaying: int = 0, has_tenants: bool = False) -> Int32Array:
     """Make vacant rows, with columns for ``num_tables`` tables: those of the groups, and of their draft states."""
     num_columns = NUM_COMMON + num_tables * NUM_PER_GROUP + num_replaying * NUM_PER_REPLAY
@@ -322,18 +293,6 @@ def touch(rows: Int32Array, row: int) -> None:
 
 
 @inlined
-def untouch(rows: Int32Array, row: int) -> None:
-    """Record that a row has nothing more for the open plan; the caller removes all rows from the list."""
-    rows[row, TOUCHED] = 0
-
-
-@inlined
-def start_touching(rows: Int32Array) -> None:
-    """Reset the list of touched rows to row 0 alone."""
-    rows[0, TOUCHED] = 1
-
-
-@inlined
 def note_change(rows: Int32Array, row: int, at: int, start: int, stop: int) -> None:
     """Widen the range of a row's table entries that the next plan writes."""
     if rows[row, at + DIRTY_TO] == 0:
@@ -357,151 +316,6 @@ def clear_changes(rows: Int32Array, row: int, at: int) -> None:
     """Clear the range of a row's table entries that the next plan writes."""
     rows[row, unsigned(at + DIRTY_FROM)] = 0
     rows[row, unsigned(at + DIRTY_TO)] = 0
-
-
-# One row: common columns
-
-
-@inlined
-def mark_row(rows: Int32Array, row: int, mark: int) -> None:
-    """Mark a row as named by a batch."""
-    rows[row, MARK] = mark
-
-
-@inlined
-def set_tokens(rows: Int32Array, row: int, num_tokens: int, num_accepted: int) -> None:
-    """Set a row's numbers of tokens and of accepted tokens."""
-    rows[row, NUM_TOKENS] = num_tokens
-    rows[row, NUM_ACCEPTED] = num_accepted
-
-
-@inlined
-def set_num_tokens(rows: Int32Array, row: int, num_tokens: int) -> None:
-    """Set a row's number of tokens."""
-    rows[row, NUM_TOKENS] = num_tokens
-
-
-@inlined
-def set_accepted(rows: Int32Array, row: int, num_accepted: int) -> None:
-    """Set a row's number of accepted tokens."""
-    rows[row, NUM_ACCEPTED] = num_accepted
-
-
-@inlined
-def plan_to(rows: Int32Array, row: int, column: int, position: int) -> None:
-    """Set the position up to which a row is planned, in the column of a group."""
-    rows[row, column] = position
-
-
-@inlined
-def note_step(rows: Int32Array, row: int, step: int) -> None:
-    """Record ``step`` as the last planned one that computes something for a row."""
-    rows[row, LAST_STEP] = step
-
-
-@inlined
-def freeze_as(rows: Int32Array, row: int, other: int) -> None:
-    """Freeze a row if another one is frozen."""
-    rows[row, FROZEN] = rows[other, FROZEN]
-
-
-# One row: columns of a group, which begin at ``at``
-
-
-@inlined
-def put_entry(table: Int32Array, row: int, index: int, block: int) -> None:
-    """Set one entry of a row's block table. The next plan writes it only after :func:`note_change`."""
-    table[row, index] = block
-
-
-@inlined
-def set_num_blocks(rows: Int32Array, row: int, at: int, num_blocks: int) -> None:
-    """Set how many entries of a row's block table are in use."""
-    rows[row, at + NUM_BLOCKS] = num_blocks
-
-
-@inlined
-def add_blocks(rows: Int32Array, row: int, at: int, change: int) -> None:
-    """Change the number of entries of a row's block table that are in use."""
-    rows[row, at + NUM_BLOCKS] += change
-
-
-@inlined
-def set_first_block(rows: Int32Array, row: int, at: int, first: int) -> None:
-    """Set the entry below which a row's block table is null, except for sinks."""
-    rows[row, at + FIRST_BLOCK] = first
-
-
-@inlined
-def begin_table(rows: Int32Array, row: int, at: int, num_blocks: int, first: int, num_hits: int) -> None:
-    """Set the entries in use of a new row's block table, the first that is not null, and how many blocks hit."""
-    rows[row, at + NUM_BLOCKS] = num_blocks
-    rows[row, at + FIRST_BLOCK] = first
-    rows[row, at + NUM_DIGESTED] = num_hits
-    rows[row, at + NUM_PUBLISHED] = num_hits
-
-
-@inlined
-def digest_to(rows: Int32Array, row: int, at: int, num_digested: int) -> None:
-    """Set how many leading full blocks of a row have a known digest."""
-    rows[row, at + NUM_DIGESTED] = num_digested
-
-
-@inlined
-def publish_to(rows: Int32Array, row: int, at: int, num_published: int) -> None:
-    """Set how many leading full blocks of a row were offered to the prefix index."""
-    rows[row, at + NUM_PUBLISHED] = num_published
-
-
-@inlined
-def set_tail(rows: Int32Array, row: int, at: int, block: int, life: int) -> None:
-    """Set the parent of the next block to be published, and its life."""
-    rows[row, at + TAIL] = block
-    rows[row, at + TAIL_LIFE] = life
-
-
-# Batches, from Python
-
-
-def set_status(rows: Int32Array, batch: Batch, status: int | Int32Array) -> None:
-    """Set the status of one or more rows."""
-    rows[batch, STATUS] = status
-
-
-def set_lengths(rows: Int32Array, batch: Batch, num_tokens: int, num_accepted: int) -> None:
-    """Set the numbers of tokens and of accepted tokens of rows."""
-    rows[batch, NUM_TOKENS] = num_tokens
-    rows[batch, NUM_ACCEPTED] = num_accepted
-
-
-def set_accepted_of(rows: Int32Array, batch: Batch, num_accepted: Numbers) -> None:
-    """Set the number of accepted tokens of rows."""
-    rows[batch, NUM_ACCEPTED] = num_accepted
-
-
-def set_column(rows: Int32Array, batch: Batch, column: int | list[int], value: Numbers) -> None:
-    """Set a column given by number, such as the position up to which a group is planned."""
-    rows[batch, column] = value
-
-
-def set_tenant_of(rows: Int32Array, batch: Batch, tenant: Numbers) -> None:
-    """Set the tenant of rows."""
-    rows[batch, TENANT] = tenant
-
-
-def freeze(rows: Int32Array, batch: Batch) -> None:
-    """Freeze rows, so that they publish nothing any more."""
-    rows[batch, FROZEN] = 1
-
-
-def mark_rows(rows: Int32Array, batch: Batch, mark: int) -> None:
-    """Mark rows as named by a batch."""
-    rows[batch, MARK] = mark
-
-
-def lower_steps(rows: Int32Array, num_before: int) -> None:
-    """Lower all step numbers in the records by ``num_before``."""
-    rows[:, LAST_STEP] = np.maximum(rows[:, LAST_STEP] - num_before, 0)
 
 
 @inlined
@@ -545,6 +359,15 @@ def charge_to_tenant_of_row(pool: PoolArrays, rows: Int32Array, row: int) -> Non
         charge_to(pool, rows[row, TENANT])
 
 
+@inlined
+def release_or_shed(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
+    """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
+    record = pool.records[block]
+    if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
+        pool.records[block, KEPT] = SPARE
+    release(pool, block, last_step)
+
+
 @takes(Like.ROWS, Like.IDS, Like.NUMBER, Like.NUMBER)
 @compiled
 def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int) -> int:
@@ -560,7 +383,7 @@ def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int)
             return place
         if rows[row, STATUS] == VACANT or (status != OCCUPIED and rows[row, STATUS] != status):
             return place
-        mark_row(rows, row, mark)
+        rows[row, MARK] = mark
     return -1
 
 

@@ -27,9 +27,9 @@ from pagedkv.space import (
     stored_blocks,
 )
 from pagedkv.space.audit import check_space
-from pagedkv.space.explaining import explain_misses
-from pagedkv.space.features import features_of, observers_of
-from pagedkv.space.matching import PrefixHit
+from pagedkv.space.explaining import explain_misses, new_book
+from pagedkv.space.hits import PrefixHit
+from pagedkv.space.replaying import without_inexact
 from pagedkv.space.rows import (
     AT,
     NUM_ACCEPTED,
@@ -45,6 +45,7 @@ from pagedkv.space.state import Group, SpaceState, require_status
 from pagedkv.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.space.stored_blocks import StoredBlock
+from pagedkv.space.tenants import TenantRoom
 
 __all__ = ["ObservedSpace", "SpaceView"]
 
@@ -55,11 +56,10 @@ class SpaceView:
     def __init__(self, config: SpaceConfig) -> None:
         """Build empty pools and tables. O(blocks)."""
         self._own_state = SpaceState(config)
-        self._own_state.take_features(features_of(self._own_state))
-        books = self._receipts, self._explanations = observers_of(self._own_state)
-        for book in books:
-            if book is not None:
-                self._own_state.observers.add(book)
+        if config.tenants is not None:
+            self._own_state.room = TenantRoom(self._own_state)
+        if config.explain:
+            self._own_state.explanations = new_book(self._own_state)
         self._ledger = StepLedger(len(config.groups))
 
     @property
@@ -232,8 +232,8 @@ class SpaceView:
         if owner.arrays.parameters[NUM_DRAFT_STATES]:
             num_computed = min(num_computed, int(self._state.rows[known, NUM_ACCEPTED]))
         entries = self._entries(known, group)[: num_computed // owner.block_size]
-        for feature in self._state.features:
-            entries = feature.without_inexact(owner, known, entries)
+        if owner.replays:
+            entries = without_inexact(self._state, owner, known, entries)
         pending = owner.pool.arrays.records[entries, PENDING_STEP] > self._state.settled_step
         return cast("list[int]", entries[: int(np.argmax(pending)) if pending.any() else len(entries)].tolist())
 
@@ -256,8 +256,7 @@ class SpaceView:
 
     def statistics(self) -> SpaceStatistics:
         """Take a snapshot of all counts. O(rows + blocks held)."""
-        receipts = None if self._receipts is None else self._receipts.sum
-        return take_statistics(self._state, len(self._ledger.in_flight), receipts)
+        return take_statistics(self._state, len(self._ledger.in_flight))
 
     def receipt(self, row: int) -> Receipt:
         """Return what a sequence has taken so far: computed, hit, shared, held. Changes nothing. O(1).
@@ -268,9 +267,10 @@ class SpaceView:
         Raises:
             ConfigurationError: the space keeps no receipts.
         """
-        if self._receipts is None:
+        book = self._state.receipts
+        if book is None:
             raise ConfigurationError("no receipts are kept: set receipts=True in the configuration")
-        return self._receipts.receipt(self._occupied(row))
+        return book.receipt(self._occupied(row))
 
     @property
     def has_events(self) -> bool:
@@ -330,7 +330,6 @@ class ObservedSpace(SpaceView):
     def __init__(self, space: SpaceView) -> None:
         """View the same space."""
         self._own_state, self._ledger = space._own_state, space._ledger  # noqa: SLF001
-        self._receipts, self._explanations = space._receipts, space._explanations  # noqa: SLF001
 
     @property
     def _state(self) -> SpaceState:

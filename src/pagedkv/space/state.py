@@ -11,7 +11,8 @@ one's share (:mod:`pagedkv.space.tenants`).
 So are batches of rows checked: every row exists and has the right status, or an error names the row and its status.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NoReturn, TypeAlias
 
@@ -25,18 +26,22 @@ from pagedkv.blocks.free_queue import free_leased
 from pagedkv.blocks.loops import Loops
 from pagedkv.blocks.record import (
     FREE,
+    LIFE,
+    NAME,
     NO_TENANT,
     NUM_DEFERRED_LISTS,
     NUM_FREE,
     OPEN_STEP,
     QUEUE,
     SETTLED_STEP,
+    UNDATED,
+    PoolArrays,
     PoolFeatures,
     renumber,
 )
 from pagedkv.contract.answers import Load, Receipt, Shortage, TenantShare, Ticket
 from pagedkv.contract.arguments import LARGEST_SIZE, as_count, as_counts
-from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.space_config import SpaceConfig
@@ -53,15 +58,17 @@ from pagedkv.errors import (
     UnknownSequenceError,
 )
 from pagedkv.plan_buffer import PlanLayout
-from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.observer import Observers
+from pagedkv.space.receipts import ReceiptBook
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
     FULL,
     KIND,
+    LAST_STEP,
     LOST,
     LOST_ON_HOST,
+    NUM_DRAFT_STATES,
+    NUM_ENDS,
     NUM_PLANNED,
     NUM_TOKENS,
     PLANNED,
@@ -77,20 +84,24 @@ from pagedkv.space.rows import (
     first_needed_token,
     first_unfilled,
     first_unfit_row,
-    lower_steps,
     new_draft_arrays,
     new_group_arrays,
     new_rows,
 )
 
 __all__ = [
+    "NEW_PLACE",
     "Arrival",
+    "BookArrays",
+    "Checkpoints",
     "DraftTable",
     "Group",
     "Needs",
+    "Observers",
     "Places",
     "Room",
     "SpaceState",
+    "TailNote",
     "as_num_outputs",
     "as_num_reached",
     "as_numbers",
@@ -206,6 +217,118 @@ class DraftTable:
         return self.group.pool
 
 
+class TailNote(NamedTuple):
+    """The record of a named tail (:mod:`pagedkv.space.states`).
+
+    Args:
+        group: index of the group; parent: digest of the whole intervals before it, as bytes of its words.
+        length: its tokens.
+        life: life of the block when it was named.
+    """
+
+    group: int
+    parent: bytes
+    length: int
+    life: int
+
+
+class Checkpoints:
+    """The states that are kept inside intervals, and the positions up to which running prompts need one.
+
+    Attributes:
+        alignment: hits end at multiples of this in all groups but states.
+        wanted: int32 ``[max_sequences]``, up to where the last state of each row's prompt is to be kept; 0: nowhere.
+    """
+
+    def __init__(self, config: SpaceConfig) -> None:
+        """Start without any record."""
+        sizes = [group.block_size for group in config.groups if group.prefix_caching and not keeps_state(group)]
+        self.alignment = math.lcm(*sizes)
+        self.wanted = np.zeros(config.max_sequences, np.int32)
+        self._notes: dict[tuple[str, int], TailNote] = {}
+        self._blocks: dict[tuple[int, bytes], dict[int, set[int]]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything was ever kept."""
+        return bool(self._notes)
+
+    def note(self, pool: str, block: int, note: TailNote) -> None:
+        """Record a block that was named. O(1)."""
+        self._forget(pool, block)
+        self._notes[pool, block] = note
+        self._blocks.setdefault((note.group, note.parent), {}).setdefault(note.length, set()).add(block)
+
+    def _forget(self, pool: str, block: int) -> None:
+        note = self._notes.pop((pool, block), None)
+        if note is None:
+            return
+        lengths = self._blocks[note.group, note.parent]
+        lengths[note.length].remove(block)
+        if not lengths[note.length]:
+            del lengths[note.length]
+        if not lengths:
+            del self._blocks[note.group, note.parent]
+
+    def note_of(self, pool: str, arrays: PoolArrays, block: int) -> TailNote | None:
+        """Return the tail that a block is named for, or None."""
+        note = self._notes.get((pool, block))
+        is_alive = note is not None and arrays.records[block, NAME] and arrays.records[block, LIFE] == note.life
+        return note if is_alive else None
+
+    def lengths(self, group: int, parent: Uint32Array) -> Iterator[int]:
+        """Lengths of the tails that were kept behind a parent; the tails may be gone."""
+        return iter(self._blocks.get((group, parent.tobytes()), ()))
+
+    def noted_blocks(self, pool: str) -> Iterator[int]:
+        """Blocks of a pool that have a record."""
+        return (block for name, block in self._notes if name == pool)
+
+
+Tell: TypeAlias = Callable[..., None]
+
+
+class Observers:
+    """Whom operations tell what they do: at each moment the methods to call, in the order of registration.
+
+    :mod:`pagedkv.space.observer` has the moments, with what is told at each. ``check`` is called by audits.
+    """
+
+    check: tuple[Tell, ...] = ()
+    admitting: tuple[Tell, ...] = ()
+    admitted: tuple[Tell, ...] = ()
+    forked: tuple[Tell, ...] = ()
+    grown: tuple[Tell, ...] = ()
+    refused: tuple[Tell, ...] = ()
+    truncating: tuple[Tell, ...] = ()
+    declaring: tuple[Tell, ...] = ()
+    planned: tuple[Tell, ...] = ()
+    acknowledging: tuple[Tell, ...] = ()
+    acknowledged: tuple[Tell, ...] = ()
+    aborted: tuple[Tell, ...] = ()
+    leaving: tuple[Tell, ...] = ()
+    freed: tuple[Tell, ...] = ()
+    swapped_out: tuple[Tell, ...] = ()
+    returned: tuple[Tell, ...] = ()
+    load_begun: tuple[Tell, ...] = ()
+    load_ended: tuple[Tell, ...] = ()
+    advanced: tuple[Tell, ...] = ()
+    withdrawn: tuple[Tell, ...] = ()
+
+
+class BookArrays(NamedTuple):
+    """The recorded explanations (:mod:`pagedkv.space.explaining`).
+
+    Args:
+        current: int64 ``[max_sequences, NUM_FIELDS]``, of each row's latest admitted sequence.
+        past: int64 ``[most, NUM_FIELDS]``, a ring of earlier ones.
+        num_past: int64 ``[1]``, number of all records ever put into the ring.
+    """
+
+    current: Int64Array
+    past: Int64Array
+    num_past: Int64Array
+
+
 class Change:
     """The one place where the space's version grows and an operation is marked as under way.
 
@@ -239,7 +362,14 @@ class SpaceState:
             none); outsiders: those outside it; replaying_groups: those whose windows can be replayed; own_starts:
             outsiders and replaying_groups. planned_columns: the columns of the rows with the planned tokens of any
             group. lanes: the groups of each digest chain. shedding_groups: those whose windows leave cached only what
-            later prompts can hit. state_groups: those that keep states for prefixes to hit.
+            later prompts can hit. state_groups: those that keep states for prefixes to hit. sliding_groups: those that
+            do not keep whole prefixes.
+        ends: for each shedding group, by its index, int32 ``[max_sequences, NUM_ENDS]``, the positions before which
+            blocks stay cached (:mod:`pagedkv.space.windows`); empty for other sliding groups.
+        checkpoints: the states kept inside intervals, if the space has state_groups.
+        hits_inside: whether hits may end inside blocks. has_tenants: whether tenants are distinguished.
+        oldest_epochs: int32 ``[max_sequences]``, the oldest epoch that contributed to what each row holds, if
+            counts_epochs: epochs are counted.
         draft_tables: the second tables of groups that keep draft states; tables: those of the groups, then these.
             num_draft_states: most open tokens of a row, if a group is a recurrent state.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.space.rows`).
@@ -266,9 +396,9 @@ class SpaceState:
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
         room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.space.state`).
+        receipts: what each row has taken, if the space keeps receipts. explanations: why hits ended, if recorded.
         observers: the observers of the space, by moment, in the order in which they are called.
-        features: the optional parts of the operations, likewise (:mod:`pagedkv.space.features`).
-            most_blocks_beside: the most blocks that a growing row takes for them.
+        most_blocks_beside: the most blocks that a growing row takes for draft states, beside those of the tables.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -276,8 +406,6 @@ class SpaceState:
         self.config = config
         self.changing, self.draining, self.is_changing = Change(self, 1), Change(self, 0), False
         self.observers = Observers()
-        self.features: tuple[SpaceFeature, ...] = ()
-        self.most_blocks_beside = 0
         self.version, self.now_s = 0, 0.0
         self.room = Room(self)
         self.pools = self._new_pools(config.blocks_by_pool())
@@ -298,6 +426,7 @@ class SpaceState:
         self.media_keys: dict[int, RequestKeys] = {}
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
+        self.identity_epoch = config.weights_epoch if isinstance(config.weights_epoch, str) else ""
         self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
         self.limits_publishing = self.is_overlapped = self.has_brought_digests = False
         self.groups = self._new_groups()
@@ -324,11 +453,32 @@ class SpaceState:
         self.lane_columns = np.array(
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
         )
+        self._make_optional()
         self._make_scratch()
         self.plan_layout = PlanLayout(config)
         self.num_steps_before = self.num_batches = 0
         # A sweep visits every block. It is done so rarely that each new key pays for 16 of them.
         self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
+
+    def _make_optional(self) -> None:
+        """Make what only some spaces keep, beside the records of rows."""
+        config = self.config
+        self.sliding_groups = tuple(group for group in self.groups if not group.keeps_whole_prefix)
+        self.ends = {
+            group.index: np.zeros((config.max_sequences * bool(group in self.shedding_groups), NUM_ENDS), np.int32)
+            for group in self.sliding_groups
+        }
+        tables = [(table.pool.name, table.arrays) for table in self.tables]
+        names = tuple(self.pools), tuple(self.host_pools)
+        self.receipts = ReceiptBook(self.rows, self.serials, tables, *names) if config.receipts else None
+        self.explanations: BookArrays | None = None
+        self.checkpoints = Checkpoints(config) if self.state_groups else None
+        self.hits_inside = config.prefix_caching and config.min_partial_hit > 0
+        self.has_tenants, self.counts_epochs = config.tenants is not None, config.counts_epochs
+        self.oldest_epochs = np.full(config.max_sequences, UNDATED, np.int32)
+        for pool in self.all_pools if self.counts_epochs else ():
+            pool.arrays.epochs[:1] = int(config.weights_epoch)
+        self.most_blocks_beside = sum(int(it.arrays.parameters[NUM_DRAFT_STATES]) for it in self.draft_tables)
 
     def _make_scratch(self) -> None:
         """Make the scratch arrays of operations, and constant arrays."""
@@ -415,11 +565,6 @@ class SpaceState:
         return tuple(tuple(group for group in self.cached_groups if group.lane == lane) for lane in range(num_lanes))
 
     @property
-    def identity_epoch(self) -> str:
-        """The part of the weights' version that belongs to blocks' identity."""
-        return self.weights_epoch if isinstance(self.weights_epoch, str) else ""
-
-    @property
     def open_step_id(self) -> StepId:
         """Public number of the open step: it never restarts."""
         return StepId(self.num_steps_before + self.open_step)
@@ -447,7 +592,7 @@ class SpaceState:
         for pool in self.all_pools:
             renumber(pool.arrays, settled, ~free_leased(pool.arrays))
         self.relies_on[:] = np.maximum(self.relies_on - settled, 0)
-        lower_steps(self.rows, settled)
+        self.rows[:, LAST_STEP] = np.maximum(self.rows[:, LAST_STEP] - settled, 0)
         self.num_steps_before += settled
 
     def require_vacant_rows(self, num_rows: int) -> None:
@@ -476,27 +621,31 @@ class SpaceState:
         self.loops[clear_rows](self.rows, self.serials, self.relies_on, self.num_known, batch, status)
         if self.limits_publishing:
             self.publish_limits[batch] = LARGEST_SIZE
-        for feature in self.features:
-            feature.cleared(batch)
-
-    def take_features(self, features: tuple[SpaceFeature, ...]) -> None:
-        """Begin with these features, in the order in which they act."""
-        self.features = features
-        self.most_blocks_beside = sum(feature.most_blocks_a_row for feature in features)
+        if self.counts_epochs:
+            self.oldest_epochs[batch] = UNDATED
+        for group in self.shedding_groups:
+            self.ends[group.index][batch] = 0
+        if self.checkpoints is not None:
+            self.checkpoints.wanted[batch] = 0
 
     def checkpoint_of(self, num_tokens: int, num_hit_tokens: int) -> int:
-        """Return where a chunk of a prompt with a hit should end, since something is kept there; 0 if nowhere."""
-        position = 0
-        for feature in self.features:
-            position = max(position, feature.checkpoint(num_tokens, num_hit_tokens))
-        return position
+        """Return where a chunk of a prompt with a hit should end, so that its last state is kept there; 0 if nowhere.
+
+        The position lies behind the hit and before the last token, where hits can end in all groups but states, and
+        where no state is kept anyway at the end of an interval.
+        """
+        if self.checkpoints is None:
+            return 0
+        position = (num_tokens - 1) // self.checkpoints.alignment * self.checkpoints.alignment
+        is_kept_anyway = all(position % group.block_size == 0 for group in self.state_groups)
+        return 0 if position <= num_hit_tokens or is_kept_anyway else position
 
     def begin_epoch(self, weights_epoch: str) -> None:
         """Record that the model has other weights."""
         if weights_epoch != self.weights_epoch:
             others = [epoch for epoch in self.former_epochs if epoch not in {weights_epoch, self.identity_epoch}]
             self.former_epochs = (self.identity_epoch, *others[: MOST_FORMER_EPOCHS - 1])
-        self.weights_epoch = weights_epoch
+        self.weights_epoch = self.identity_epoch = weights_epoch
 
     def next_mark(self) -> int:
         """Return a number with which no batch of rows was marked before."""
@@ -513,6 +662,8 @@ Needs: TypeAlias = Mapping[int, Mapping[str, int]]
 """Free blocks that an operation takes, by the number of a tenant and the name of a device pool."""
 Places: TypeAlias = Int32Array | slice
 """Places in a batch of rows."""
+NEW_PLACE: Final = -(2**31)
+"""The destination of a surveyed block without a twin (:func:`~pagedkv.space.swapping.survey`)."""
 
 
 class Arrival(NamedTuple):

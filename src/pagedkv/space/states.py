@@ -15,9 +15,7 @@ from it copies it first (:mod:`~pagedkv.space.growing`)::
                                                ^ named by its parent's digest, 160, and the 160 tokens
 """
 
-import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -43,10 +41,7 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
-from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import keeps_state
-from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.matching import Ending, Known, Lookup, PrefixHit, Tail, ending_at, holds_tokens
+from pagedkv.space.hits import Ending, Known, Lookup, Tail, ending_at, holds_tokens
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
@@ -57,6 +52,7 @@ from pagedkv.space.rows import (
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_TOKENS,
+    PROMPT_END,
     RUNNING,
     SHEDS,
     STATUS,
@@ -64,129 +60,92 @@ from pagedkv.space.rows import (
     TAIL_LIFE,
     GroupArrays,
 )
-from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.state import Checkpoints, Group, SpaceState, TailNote
 from pagedkv.space.steps import InFlightStep
 
 __all__ = [
-    "CheckpointFeature",
-    "Checkpoints",
-    "TailNote",
+    "check_states",
     "drop_tail_names",
     "ends_of_states",
     "find_tail",
     "keys_of_tail",
     "longest_inside_intervals",
+    "name_states",
     "name_tail",
+    "num_named_tokens",
     "resume",
     "state_at",
     "surrender",
 ]
 
 
-class CheckpointFeature(SpaceFeature):
-    """The part of the operations that keeps states for prefixes to hit.
+def num_named_tokens(state: SpaceState, pool: BlockPool, block: int) -> int | None:
+    """Return how many tokens a cached block is named for, if it is a state kept inside an interval; else None."""
+    note = None if state.checkpoints is None else state.checkpoints.note_of(pool.name, pool.arrays, block)
+    return None if note is None else note.length
 
-    Attributes:
-        checkpoints: the states that are kept inside intervals, and where running prompts need one.
-    """
 
-    def __init__(self, state: SpaceState) -> None:
-        """Keep none yet. O(rows)."""
-        self._state = state
-        self.checkpoints = Checkpoints(state.config)
+def name_states(state: SpaceState, step: InFlightStep) -> None:
+    """Name the states of rows that a plan computes exactly up to where one is to be kept."""
+    checkpoints, computing, ends = state.checkpoints, step.rows, step.ends
+    assert checkpoints is not None
+    is_there = (checkpoints.wanted[computing] == ends) & (state.rows[computing, NUM_ACCEPTED] == ends)
+    for row, position in zip(computing[is_there].tolist(), ends[is_there].tolist(), strict=True):
+        if state.rows[row, FROZEN]:
+            continue
+        for group in state.state_groups:
+            index, length = divmod(position, group.block_size)
+            is_digested = state.rows[row, int(group.arrays.parameters[AT]) + NUM_DIGESTED] == index
+            if length and is_digested:
+                _keep_state(state, checkpoints, group, row, index, length)
+        for group in state.shedding_groups:  # so are the windows before it
+            state.ends[group.index][row, PROMPT_END] = position
 
-    def checkpoint(self, num_tokens: int, num_hit_tokens: int) -> int:
-        """Return the position up to which the last state of a prompt should be kept; 0 if none is needed.
 
-        The position lies behind the hit and before the last token, where hits can end in all groups but states, and
-        where no state is kept anyway at the end of an interval.
-        """
-        alignment = self.checkpoints.alignment
-        position = (num_tokens - 1) // alignment * alignment
-        is_kept_anyway = all(position % group.block_size == 0 for group in self._state.state_groups)
-        return 0 if position <= num_hit_tokens or is_kept_anyway else position
+def _keep_state(state: SpaceState, checkpoints: Checkpoints, group: Group, row: int, index: int, length: int) -> None:
+    pool, parent = group.pool, state.chains[group.lane][row]
+    extra = _extra_of_tail(state, group, row, index, length)
+    block = name_tail(*group.view, row, parent, state.extra_keys.arrays, extra)
+    if block == NULL_BLOCK:
+        return
+    if group.arrays.parameters[SHEDS]:
+        pool.arrays.records[block, KEPT] |= AT_END
+    life = int(pool.arrays.records[block, LIFE])
+    checkpoints.note(pool.name, block, TailNote(group.index, parent.tobytes(), length, life))
 
-    def prompt_known(self, row: int, num_tokens: int, hit: PrefixHit) -> None:
-        """Record up to where the last state of a new row's prompt is to be kept."""
-        self.checkpoints.wanted[row] = self.checkpoint(num_tokens, hit.num_tokens)
 
-    def cleared(self, batch: Int32Array) -> None:
-        """Forget where the states of the rows were to be kept."""
-        self.checkpoints.wanted[batch] = 0
+def check_states(state: SpaceState) -> None:
+    """A state kept inside an interval has the digest of its noted tail, and was not written since."""
+    assert state.checkpoints is not None
+    for group in state.state_groups:
+        _check_noted(state, state.checkpoints, group)
+        _check_unwritten(state, state.checkpoints, group)
 
-    def lengthened(self, known: Known, ending: Ending) -> Ending:
-        """Let a hit end with states that were kept inside intervals."""
-        return longest_inside_intervals(known, ending, self.checkpoints) if self.checkpoints else ending
 
-    def giving_way(self, batch: Int32Array) -> None:
-        """Let growing rows overwrite their kept states in place."""
-        for group in self._state.state_groups:
-            drop_tail_names(*group.view, batch)
+def _check_noted(state: SpaceState, checkpoints: Checkpoints, group: Group) -> None:
+    arrays = group.pool.arrays
+    for block in checkpoints.noted_blocks(group.pool.name):
+        note = checkpoints.note_of(group.pool.name, arrays, block)
+        if note is None or note.group != group.index:
+            continue
+        where = f"group {group.index}: block {block}"
+        assert 0 < note.length < group.block_size, f"{where} is kept for a whole interval"
+        parent = np.frombuffer(note.parent, np.uint32)
+        tail, extra = arrays.tokens[block, : note.length], int(arrays.records[block, EXTRA])
+        digest = np.empty_like(parent)
+        digest_block(parent, tail, state.extra_keys.arrays, extra, digest)
+        assert (digest == arrays.digests[block]).all(), f"{where} is kept for other tokens"
 
-    def num_named_tokens(self, pool: BlockPool, block: int) -> int | None:
-        """Return the length of the tail that a block is named for."""
-        note = self.checkpoints.note_of(pool.name, pool.arrays, block)
-        return None if note is None else note.length
 
-    # Naming
-
-    def planned(self, step: InFlightStep) -> None:
-        """Name the states of rows that the plan computes exactly up to where one is to be kept."""
-        state, computing, ends = self._state, step.rows, step.ends
-        is_there = (self.checkpoints.wanted[computing] == ends) & (state.rows[computing, NUM_ACCEPTED] == ends)
-        for row, position in zip(computing[is_there].tolist(), ends[is_there].tolist(), strict=True):
-            if state.rows[row, FROZEN]:
-                continue
-            for group in state.state_groups:
-                index, length = divmod(position, group.block_size)
-                is_digested = state.rows[row, int(group.arrays.parameters[AT]) + NUM_DIGESTED] == index
-                if length and is_digested:
-                    self._keep_state(group, row, index, length)
-            for feature in state.features:
-                feature.state_kept(row, position)
-
-    def _keep_state(self, group: Group, row: int, index: int, length: int) -> None:
-        state, pool, parent = self._state, group.pool, self._state.chains[group.lane][row]
-        extra = _extra_of_tail(state, group, row, index, length)
-        block = name_tail(*group.view, row, parent, state.extra_keys.arrays, extra)
-        if block == NULL_BLOCK:
-            return
-        if group.arrays.parameters[SHEDS]:
-            pool.arrays.records[block, KEPT] |= AT_END
-        life = int(pool.arrays.records[block, LIFE])
-        self.checkpoints.note(pool.name, block, TailNote(group.index, parent.tobytes(), length, life))
-
-    # Auditing
-
-    def check(self) -> None:
-        """A state kept inside an interval has the digest of its noted tail, and was not written since."""
-        for group in self._state.state_groups:
-            self._check_noted(group)
-            self._check_unwritten(group)
-
-    def _check_noted(self, group: Group) -> None:
-        arrays = group.pool.arrays
-        for block in self.checkpoints.noted_blocks(group.pool.name):
-            note = self.checkpoints.note_of(group.pool.name, arrays, block)
-            if note is None or note.group != group.index:
-                continue
-            where = f"group {group.index}: block {block}"
-            assert 0 < note.length < group.block_size, f"{where} is kept for a whole interval"
-            parent = np.frombuffer(note.parent, np.uint32)
-            tail, extra = arrays.tokens[block, : note.length], int(arrays.records[block, EXTRA])
-            digest = np.empty_like(parent)
-            digest_block(parent, tail, self._state.extra_keys.arrays, extra, digest)
-            assert (digest == arrays.digests[block]).all(), f"{where} is kept for other tokens"
-
-    def _check_unwritten(self, group: Group) -> None:
-        rows, arrays, at = self._state.rows, group.pool.arrays, int(group.arrays.parameters[AT])
-        for row in np.flatnonzero(rows[:, STATUS] == RUNNING).tolist():
-            index, length = divmod(int(rows[row, NUM_TOKENS]), group.block_size)
-            block = int(group.arrays.table[row, index]) if index < rows[row, at + NUM_BLOCKS] else NULL_BLOCK
-            if length and arrays.records[block, NAME] == group.index + 1:
-                note = self.checkpoints.note_of(group.pool.name, arrays, block)
-                is_as_kept = note is not None and note.length == length
-                assert is_as_kept, f"group {group.index}, row {row}: block {block} is kept, but was written since"
+def _check_unwritten(state: SpaceState, checkpoints: Checkpoints, group: Group) -> None:
+    rows, arrays, at = state.rows, group.pool.arrays, int(group.arrays.parameters[AT])
+    for row in np.flatnonzero(rows[:, STATUS] == RUNNING).tolist():
+        index, length = divmod(int(rows[row, NUM_TOKENS]), group.block_size)
+        block = int(group.arrays.table[row, index]) if index < rows[row, at + NUM_BLOCKS] else NULL_BLOCK
+        if length and arrays.records[block, NAME] == group.index + 1:
+            note = checkpoints.note_of(group.pool.name, arrays, block)
+            is_as_kept = note is not None and note.length == length
+            assert is_as_kept, f"group {group.index}, row {row}: block {block} is kept, but was written since"
 
 
 def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length: int) -> int:
@@ -196,73 +155,6 @@ def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length
         return int(group.pool.arrays.records[group.arrays.table[row, index], EXTRA])
     encoding = keys_of_tail(state.media_keys[row], state.identity_epoch, start, start + length)
     return state.extra_keys.intern_all([encoding])[0]
-
-
-class TailNote(NamedTuple):
-    """The record of a named tail.
-
-    Args:
-        group: index of the group; parent: digest of the whole intervals before it, as bytes of its words.
-        length: its tokens.
-        life: life of the block when it was named.
-    """
-
-    group: int
-    parent: bytes
-    length: int
-    life: int
-
-
-class Checkpoints:
-    """The states that are kept inside intervals, and the positions up to which running prompts need one.
-
-    Attributes:
-        alignment: hits end at multiples of this in all groups but states.
-        wanted: int32 ``[max_sequences]``, up to where the last state of each row's prompt is to be kept; 0: nowhere.
-    """
-
-    def __init__(self, config: SpaceConfig) -> None:
-        """Start without any record."""
-        sizes = [group.block_size for group in config.groups if group.prefix_caching and not keeps_state(group)]
-        self.alignment = math.lcm(*sizes)
-        self.wanted = np.zeros(config.max_sequences, np.int32)
-        self._notes: dict[tuple[str, int], TailNote] = {}
-        self._blocks: dict[tuple[int, bytes], dict[int, set[int]]] = {}
-
-    def __bool__(self) -> bool:
-        """Whether anything was ever kept."""
-        return bool(self._notes)
-
-    def note(self, pool: str, block: int, note: TailNote) -> None:
-        """Record a block that was named. O(1)."""
-        self._forget(pool, block)
-        self._notes[pool, block] = note
-        self._blocks.setdefault((note.group, note.parent), {}).setdefault(note.length, set()).add(block)
-
-    def _forget(self, pool: str, block: int) -> None:
-        note = self._notes.pop((pool, block), None)
-        if note is None:
-            return
-        lengths = self._blocks[note.group, note.parent]
-        lengths[note.length].remove(block)
-        if not lengths[note.length]:
-            del lengths[note.length]
-        if not lengths:
-            del self._blocks[note.group, note.parent]
-
-    def note_of(self, pool: str, arrays: PoolArrays, block: int) -> TailNote | None:
-        """Return the tail that a block is named for, or None."""
-        note = self._notes.get((pool, block))
-        is_alive = note is not None and arrays.records[block, NAME] and arrays.records[block, LIFE] == note.life
-        return note if is_alive else None
-
-    def lengths(self, group: int, parent: Uint32Array) -> Iterator[int]:
-        """Lengths of the tails that were kept behind a parent; the tails may be gone."""
-        return iter(self._blocks.get((group, parent.tobytes()), ()))
-
-    def noted_blocks(self, pool: str) -> Iterator[int]:
-        """Blocks of a pool that have a record."""
-        return (block for name, block in self._notes if name == pool)
 
 
 def longest_inside_intervals(known: Known, whole: Ending, checkpoints: Checkpoints) -> Ending:

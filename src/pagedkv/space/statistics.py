@@ -81,8 +81,8 @@ class SpaceStatistics:
     tenants: tuple[TenantShare, ...]
 
 
-def take_statistics(state: SpaceState, num_steps_in_flight: int, receipts: Receipt | None) -> SpaceStatistics:
-    """Take the statistics; ``receipts``: the sum of all, if the space keeps any. O(rows + blocks held)."""
+def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatistics:
+    """Take the statistics. O(rows + blocks held)."""
     running = state.rows[:, STATUS] == RUNNING
     return SpaceStatistics(
         pools=tuple(_of_pool(pool, num_held(state, pool.name)) for pool in state.pools.values()),
@@ -91,7 +91,7 @@ def take_statistics(state: SpaceState, num_steps_in_flight: int, receipts: Recei
         num_swapped=int((state.rows[:, STATUS] == SWAPPED).sum()),
         num_tokens=int(state.rows[running, NUM_TOKENS].sum()),
         num_steps_in_flight=num_steps_in_flight,
-        receipts=receipts,
+        receipts=None if state.receipts is None else state.receipts.sum,
         tenants=state.room.shares(),
     )
 

@@ -15,7 +15,9 @@ from pagedkv.blocks.record import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_
 from pagedkv.contract.answers import STORED, BlockContents, CacheEvents, StoredBlocks
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import BlockError
+from pagedkv.space.epochs import epochs_of
 from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.states import num_named_tokens
 
 __all__ = ["StoredBlock", "contents_of", "list_stored", "look_up"]
 
@@ -70,7 +72,7 @@ def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | No
         token_ids=token_ids,
         extra_keys=_extra_keys_of(state, pool, block),
         is_computed=bool(pool.arrays.records[block, PENDING_STEP] <= pool.arrays.counts[SETTLED_STEP]),
-        epochs=next((epochs for feature in state.features if (epochs := feature.epochs_of(pool, block))), None),
+        epochs=epochs_of(pool, block) if state.counts_epochs else None,
     )
 
 
@@ -107,9 +109,8 @@ def contents_of(state: SpaceState, pool: BlockPool, blocks: CacheEvents | Stored
             ids[index], is_there[index] = block, True
     sizes = np.array([group.block_size for group in state.groups], np.int32)
     num_tokens = np.where(is_there, sizes[groups], 0).astype(np.int32)
-    for feature in state.features:
-        for index in np.flatnonzero(is_there).tolist():
-            num_tokens[index] = feature.num_named_tokens(pool, int(ids[index])) or num_tokens[index]
+    for index in np.flatnonzero(is_there).tolist() if state.checkpoints else ():
+        num_tokens[index] = num_named_tokens(state, pool, int(ids[index])) or num_tokens[index]
     has_keys = np.flatnonzero(is_there & (arrays.records[ids, EXTRA] != 0)).tolist()
     keys = {index: _extra_keys_of(state, pool, int(ids[index])) for index in has_keys}
     return BlockContents(arrays.tokens[ids], num_tokens, keys)
@@ -154,8 +155,7 @@ def _is_first(state: SpaceState, pool: BlockPool, block: int) -> bool:
 
 def _tokens_of(state: SpaceState, group: Group, block: int) -> Int32Array:
     """Tokens of a named block: all of its size, or the tail for which a state is kept."""
-    named_for = (feature.num_named_tokens(group.pool, block) for feature in state.features)
-    num_tokens = next((length for length in named_for if length is not None), group.block_size)
+    num_tokens = num_named_tokens(state, group.pool, block) or group.block_size
     token_ids: Int32Array = group.pool.arrays.tokens[block, :num_tokens]
     return token_ids
 

@@ -16,11 +16,11 @@ before :func:`move_rows` allocates blocks, which might evict a twin.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.blocks import tenant_charges
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import copy_content, copy_digest
 from pagedkv.blocks.epochs import copy_epochs, same_epochs
@@ -47,9 +47,11 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.plan import BlockMoves
 from pagedkv.contract.spec import AllocStatus, keeps_state
 from pagedkv.errors import NoHostPoolError, SequenceError, TokenError
+from pagedkv.space.drafting import free_slots, why_drafts_stay
 from pagedkv.space.growing import hand_over, stop_relying
 from pagedkv.space.publishing import publish, publish_block
 from pagedkv.space.releasing import blocks_of
+from pagedkv.space.replaying import why_replay_stays
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
@@ -62,26 +64,26 @@ from pagedkv.space.rows import (
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PLANNED,
+    NUM_PUBLISHED,
     NUM_TOKENS,
     PLANNED,
     RUNNING,
+    STATUS,
     SWAPPED,
+    TAIL,
+    TAIL_LIFE,
     GroupArrays,
     blocks_for,
     charge_to_tenant_of_row,
     clear_changes,
     note_change,
-    publish_to,
-    put_entry,
-    set_num_blocks,
-    set_status,
-    set_tail,
 )
-from pagedkv.space.state import Arrival, Group, SpaceState
+from pagedkv.space.state import NEW_PLACE, Arrival, Group, SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.tenants import charge_to, keep_caps
+from pagedkv.space.windows import keep_what_leaves, shed_dropped
 
 __all__ = [
-    "NEW_PLACE",
     "arrive",
     "as_next_counts",
     "claim_twins",
@@ -174,7 +176,7 @@ def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
     found = _survey(state, batch, _device_pool, _host_pool)
     if any(found.num_places(name) > pool.num_usable for name, pool in state.host_pools.items()):
         return AllocStatus.NEVER
-    if _is_written(state, ledger, batch) or any(feature.what_keeps(batch) for feature in state.features):
+    if _is_written(state, ledger, batch) or _why_stays(state, batch):
         return AllocStatus.LATER
     fits = all(count <= state.host_pools[name].num_free for name, count in found.num_taken.items())
     return AllocStatus.OK if fits else AllocStatus.LATER
@@ -186,10 +188,14 @@ def _require_movable(state: SpaceState, ledger: StepLedger, batch: Int32Array) -
         raise SequenceError(
             f"rows {batch.tolist()} hold blocks that the open plan copies or swaps in: plan the step first"
         )
-    for feature in state.features:
-        why = feature.what_keeps(batch)
-        if why is not None:
-            raise SequenceError(why)
+    why = _why_stays(state, batch)
+    if why is not None:
+        raise SequenceError(why)
+
+
+def _why_stays(state: SpaceState, batch: Int32Array) -> str | None:
+    """Return the sentence that refuses to swap these rows out until a step is acknowledged; None if they can be."""
+    return (why_drafts_stay(state, batch) if state.draft_tables else None) or why_replay_stays(state, batch)
 
 
 def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int) -> tuple[BlockMoves, ...] | Shortage:
@@ -202,33 +208,34 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
         if count > state.host_pools[name].num_free:
             return Shortage(f"{name} (host)", int(count), state.host_pools[name].num_free)
     with state.changing:
-        for observer in state.observers.leaving:
-            observer.leaving(batch)
+        for tell in state.observers.leaving:
+            tell(batch)
         for row in batch.tolist():
             hand_over(state, row, mark)
             stop_relying(state, row)
         moves = _leave_device(state, batch, found)
-        set_status(state.rows, batch, SWAPPED)
+        state.rows[batch, STATUS] = SWAPPED
         for name, pairs in moves.items():
             ledger.add_swaps_out(name, pairs)
         if state.config.prefix_caching:
             for group in state.groups:
                 name_moved(_host_pool(group).arrays, group.arrays, state.rows, batch)
         answer = _as_block_moves(moves)
-        for observer in state.observers.swapped_out:
-            observer.swapped_out(batch)
+        for tell in state.observers.swapped_out:
+            tell(batch)
     return answer
 
 
 def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[str, Int32Array]:
     """Move all groups' blocks to the host as surveyed; of windows, only what later prompts can hit stays cached."""
     left = [(group, blocks_of(group, batch)) for group in state.shedding_groups]
-    for feature in state.features:
-        feature.leaving(batch)
+    if state.shedding_groups:
+        keep_what_leaves(state, batch)
+    if state.draft_tables:
+        free_slots(state, batch, is_leaving=True)
     moves = _move(state, batch, found, _device_pool, _host_pool)
     for group, blocks in left:
-        for feature in state.features:
-            feature.dropped(group.pool, blocks)
+        shed_dropped(state, group.pool, blocks)
     return moves
 
 
@@ -305,23 +312,23 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
         return shortage
     with state.changing:
         for tenant, twins in arrival.twins.items():
-            for feature in state.features:
-                feature.taking(tenant)
-                for name, blocks in twins.items():
-                    feature.reviving(state.pools[name], blocks)
+            charge_to(state, tenant)
+            for name, blocks in twins.items():
+                tenant_charges.charge_hits(state.pools[name].arrays, blocks)
         moves = _move(state, batch, found, _host_pool, _device_pool)
         for tenant in arrival.twins:
-            for feature in state.features:
-                feature.taken(tenant)
-        set_status(state.rows, batch, RUNNING)
+            keep_caps(state, tenant)
+        state.rows[batch, STATUS] = RUNNING
         for group in state.groups:
             arrive(*group.view, batch)
         for name, pairs in moves.items():
             ledger.add_swaps_in(name, pairs)
         publish(state, ledger, batch)
         answer = _as_block_moves(moves)
-        for observer in state.observers.returned:
-            observer.returned(batch)
+        if state.receipts is not None:
+            state.receipts.returned(batch, state.open_step_id)
+        for tell in state.observers.returned:
+            tell(batch)
     return answer
 
 
@@ -354,9 +361,6 @@ def _as_block_moves(moves: dict[str, Int32Array]) -> tuple[BlockMoves, ...]:
     )
 
 
-NEW_PLACE: Final = -(2**31)  # in ``moved_to``: surveyed, and no twin. Other negative numbers: an unreferenced twin
-
-
 @compiled
 def survey(
     source: PoolArrays,
@@ -370,7 +374,8 @@ def survey(
     """Count the free blocks of the destination that moving a batch of rows takes. Changes no state.
 
     Args:
-        moved_to: int32 ``[source blocks]``, zeros at first; becomes minus the twin of each block, or ``NEW_PLACE``.
+        moved_to: int32 ``[source blocks]``, zeros at first; becomes minus the twin of each block, or
+            ``NEW_PLACE`` if it has none.
         claimed: int32 ``[destination blocks]``, zeros at first; marks twins that were counted.
 
     Returns the number of free blocks, including free twins, and the number of different blocks moved or shared.
@@ -487,9 +492,9 @@ def move_rows(
         for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
             block = group.table[row, index]
             if block != NULL_BLOCK:
-                put_entry(group.table, row, index, moved_to[block] if index < num_blocks else NULL_BLOCK)
+                group.table[row, index] = moved_to[block] if index < num_blocks else NULL_BLOCK
                 release(source, block, rows[row, LAST_STEP])
-        set_num_blocks(rows, row, at, num_blocks)
+        rows[row, at + NUM_BLOCKS] = num_blocks
         clear_changes(rows, row, at)  # the device has no table of this row until it arrives again
     return num_moves
 
@@ -542,6 +547,7 @@ def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32A
             if group.table[row, index] != NULL_BLOCK and planned < record[NUM_TOKENS]:
                 pool.records[group.table[row, index], PENDING_STEP] = pool.counts[OPEN_STEP]
         if group.parameters[CACHING]:
-            publish_to(rows, row, at, 0)
-            set_tail(rows, row, at, NULL_BLOCK, 0)
+            rows[row, at + NUM_PUBLISHED] = 0
+            rows[row, at + TAIL] = NULL_BLOCK
+            rows[row, at + TAIL_LIFE] = 0
         note_change(rows, row, at, 0, record[at + NUM_BLOCKS])

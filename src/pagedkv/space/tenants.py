@@ -15,7 +15,7 @@ stay as they are. Content that is to go with its tenant can be dropped first (:m
 """
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -29,15 +29,16 @@ from pagedkv.contract.answers import Shortage, TenantShare
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.errors import ConfigurationError
-from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.rows import NUM_TOKENS, STATUS, TENANT, VACANT, blocks_for, set_tenant_of
-from pagedkv.space.state import Arrival, Needs, Places, Room, SpaceState
-from pagedkv.space.swapping import NEW_PLACE
+from pagedkv.space.rows import NUM_TOKENS, STATUS, TENANT, VACANT, blocks_for
+from pagedkv.space.state import NEW_PLACE, Arrival, Needs, Places, Room, SpaceState
 
 __all__ = [
     "VACANT_NUMBER",
-    "TenantFeature",
     "TenantRoom",
+    "charge_hits",
+    "charge_to",
+    "check_tenants",
+    "keep_caps",
     "remove_tenant",
     "require_limits",
     "require_removable",
@@ -292,50 +293,39 @@ class TenantRoom(Room):
         return most
 
 
-class TenantFeature(SpaceFeature):
-    """The part of the operations that charges tenants."""
+def charge_to(state: SpaceState, tenant: int) -> None:
+    """Charge blocks that are taken from the device pools from now on to this tenant."""
+    for pool in state.pools.values():
+        pool.charge_to(tenant)
 
-    def __init__(self, state: SpaceState) -> None:
-        """Give a space the room of its tenants. O(tenants)."""
-        self._state = state
-        self._room = state.room = TenantRoom(state)
 
-    def row_taken(self, batch: Int32Array, tenant: int) -> None:
-        """Record the row's tenant."""
-        set_tenant_of(self._state.rows, batch, tenant)
+def charge_hits(state: SpaceState, block_ids: Iterable[Int32Array]) -> None:
+    """Charge the unreferenced ones of the blocks that are about to be taken, by group, to the paying tenant."""
+    for group, blocks in zip(state.groups, block_ids, strict=True):
+        tenant_charges.charge_hits(group.pool.arrays, blocks)
 
-    def forked(self, parent: int, children: Int32Array) -> None:
-        """Give forks the tenant of their parent."""
-        set_tenant_of(self._state.rows, children, self._state.rows[parent, TENANT])
 
-    def taking(self, tenant: int) -> None:
-        """Charge blocks that are taken from the device pools from now on to this tenant."""
-        for pool in self._state.pools.values():
-            pool.charge_to(tenant)
+def keep_caps(state: SpaceState, tenant: int) -> None:
+    """Evict cached blocks of a tenant that has taken hits, down to its caps."""
+    for pool in state.pools.values():
+        pool.charge_to(tenant)
+        victims.keep_cap(pool.arrays, tenant, 0)
 
-    def reviving(self, pool: BlockPool, blocks: Int32Array) -> None:
-        """Charge the unreferenced ones of blocks that are about to be taken to the paying tenant."""
-        tenant_charges.charge_hits(pool.arrays, blocks)
 
-    def taken(self, tenant: int) -> None:
-        """Evict cached blocks of a tenant that has taken hits, down to its caps."""
-        self.taking(tenant)
-        for pool in self._state.pools.values():
-            victims.keep_cap(pool.arrays, tenant, 0)
-
-    def check(self) -> None:
-        """Rows belong to tenants that there are, the others are charged for nothing, and pools have the limits."""
-        names, tenants = self._room.names, self._state.rows[:, TENANT]
-        is_known = (tenants >= 0) & (tenants < len(names))
-        assert is_known.all(), f"row {is_known.argmin()} is of no tenant"
-        removed = [number for number, name in enumerate(names) if name == VACANT_NUMBER]
-        assert not np.isin(tenants, removed).any(), "a row is of a removed tenant"
-        for name, pool in self._state.pools.items():
-            has = pool.accounts[removed]
-            assert not has[:, (NUM_TAKEN, NUM_RESTING)].any(), f"{name}: a removed tenant is charged for blocks"
-            limits = [tuple(each) for each in pool.accounts[:, (CAP, FLOOR)].tolist()]
-            assert limits == self._room.limits[name], f"{name}: the limits of tenants are not those of the pool"
-        assert not tenants[self._state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
+def check_tenants(state: SpaceState) -> None:
+    """Rows belong to tenants that there are, the others are charged for nothing, and pools have the limits."""
+    room = _room_of(state)
+    names, tenants = room.names, state.rows[:, TENANT]
+    is_known = (tenants >= 0) & (tenants < len(names))
+    assert is_known.all(), f"row {is_known.argmin()} is of no tenant"
+    removed = [number for number, name in enumerate(names) if name == VACANT_NUMBER]
+    assert not np.isin(tenants, removed).any(), "a row is of a removed tenant"
+    for name, pool in state.pools.items():
+        has = pool.accounts[removed]
+        assert not has[:, (NUM_TAKEN, NUM_RESTING)].any(), f"{name}: a removed tenant is charged for blocks"
+        limits = [tuple(each) for each in pool.accounts[:, (CAP, FLOOR)].tolist()]
+        assert limits == room.limits[name], f"{name}: the limits of tenants are not those of the pool"
+    assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
 
 
 def require_limits(state: SpaceState, name: object, given: object) -> dict[str, tuple[int, int]]:

@@ -26,12 +26,13 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.errors import SharedPrefixError, TruncationError
+from pagedkv.space.drafting import accept_states, free_slots
 from pagedkv.space.publishing import publish, rewind_tail
-from pagedkv.space.releasing import release_or_shed
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
     FIRST_BLOCK,
+    FROZEN,
     KIND,
     LAST_STEP,
     NUM_ACCEPTED,
@@ -47,17 +48,9 @@ from pagedkv.space.rows import (
     GroupArrays,
     blocks_for,
     cut_changes,
-    digest_to,
     first_needed_token,
     first_sure_block,
-    freeze,
-    plan_to,
-    publish_to,
-    put_entry,
-    set_accepted_of,
-    set_first_block,
-    set_num_blocks,
-    set_tokens,
+    release_or_shed,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
@@ -89,8 +82,10 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     _require_truncation(state, batch, lengths)
     _require_known_lengths(state, batch, lengths)
     with state.changing:
-        for observer in state.observers.truncating:
-            observer.truncating(batch, lengths)
+        if state.receipts is not None:
+            state.receipts.truncating(batch, lengths)
+        for tell in state.observers.truncating:
+            tell(batch, lengths)
         any_full = _shrink(state, batch, lengths)
         if state.is_overlapped or state.draft_tables:
             _accept_later(state, batch, lengths)
@@ -135,9 +130,8 @@ def _accept_later(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> 
     state.loops[accept](state.rows, batch, lengths)
     if state.is_overlapped:
         _stay_overlapped(state, batch, accepted)
-    for feature in state.features if state.draft_tables else ():
-        feature.accepted(batch, accepted, state.rows[batch, NUM_ACCEPTED])
-        feature.truncated(batch)
+    accept_states(state, batch, accepted, state.rows[batch, NUM_ACCEPTED])
+    free_slots(state, batch, is_leaving=False)
 
 
 def _stay_overlapped(state: SpaceState, batch: Int32Array, accepted: Int32Array) -> None:
@@ -145,7 +139,7 @@ def _stay_overlapped(state: SpaceState, batch: Int32Array, accepted: Int32Array)
     is_overlapped = state.num_known[batch] > 0
     rows, accepted = batch[is_overlapped], accepted[is_overlapped]
     state.num_known[rows] = state.rows[rows, NUM_TOKENS]
-    set_accepted_of(state.rows, rows, np.minimum(accepted, state.rows[rows, NUM_TOKENS]))
+    state.rows[rows, NUM_ACCEPTED] = np.minimum(accepted, state.rows[rows, NUM_TOKENS])
 
 
 def _refuse(group: Group, what: str, length: int, holders: str, code: int) -> NoReturn:
@@ -186,7 +180,7 @@ def rewind_chains_of(state: SpaceState, lane: tuple[Group, ...], chains: Uint32A
     for group in lane:
         num_missing = rewind_chains(*group.view, rewound, chains)
         rewound = rewound[:num_missing]
-    freeze(state.rows, rewound)  # the digest that their next blocks would continue is gone
+    state.rows[rewound, FROZEN] = 1  # the digest that their next blocks would continue is gone
 
 
 SHARED: Final = 1
@@ -300,9 +294,9 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
         if table[index] == NULL_BLOCK:
             continue
         release_or_shed(pool, group, table[index], record[LAST_STEP])
-        put_entry(group.table, row, index, NULL_BLOCK)
-    set_num_blocks(rows, row, at, kept)
-    set_first_block(rows, row, at, min(record[at + FIRST_BLOCK], kept))
+        group.table[row, index] = NULL_BLOCK
+    rows[row, at + NUM_BLOCKS] = kept
+    rows[row, at + FIRST_BLOCK] = min(record[at + FIRST_BLOCK], kept)
     cut_changes(rows, row, at, kept)
 
 
@@ -321,10 +315,10 @@ def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
         if record[planned] >= length and pool.records[partial, PENDING_STEP] == pool.counts[OPEN_STEP]:
             pool.records[partial, PENDING_STEP] = record[LAST_STEP]  # the open step no longer writes it
     if planned != NUM_PLANNED:
-        plan_to(rows, row, planned, min(record[planned], length))
-    digest_to(rows, row, at, min(record[at + NUM_DIGESTED], num_full))
+        rows[row, planned] = min(record[planned], length)
+    rows[row, at + NUM_DIGESTED] = min(record[at + NUM_DIGESTED], num_full)
     if record[at + NUM_PUBLISHED] > num_full:
-        publish_to(rows, row, at, num_full)
+        rows[row, at + NUM_PUBLISHED] = num_full
         rewind_tail(pool, group, rows, row)
 
 
@@ -335,8 +329,9 @@ def accept(rows: Int32Array, batch: Int32Array, lengths: Int64Array) -> None:
     for place in range(len(batch)):
         row = unsigned(batch[place])
         length = lengths[place]
-        set_tokens(rows, row, length, length)
-        plan_to(rows, row, NUM_PLANNED, min(rows[row, NUM_PLANNED], length))
+        rows[row, NUM_TOKENS] = length
+        rows[row, NUM_ACCEPTED] = length
+        rows[row, NUM_PLANNED] = min(rows[row, NUM_PLANNED], length)
 
 
 @compiled

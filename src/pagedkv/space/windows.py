@@ -31,8 +31,6 @@ The rule is that of promise 22 of docs/design.md. It requires knowing where prom
 a group that keeps whole prefixes has prefix caching as well.
 """
 
-from typing import Final
-
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
@@ -52,9 +50,7 @@ from pagedkv.blocks.record import (
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.space.feature import SpaceFeature
-from pagedkv.space.matching import PrefixHit
-from pagedkv.space.releasing import release_or_shed
+from pagedkv.space.hits import PrefixHit
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
@@ -63,7 +59,9 @@ from pagedkv.space.rows import (
     FROZEN,
     HIT_ALIGNMENT,
     HITS_INSIDE,
+    JUNCTION,
     KIND,
+    LAST_BOUNDARY,
     LAST_STEP,
     NAME_IN_POOL,
     NUM_ACCEPTED,
@@ -74,6 +72,8 @@ from pagedkv.space.rows import (
     NUM_SINK_BLOCKS,
     NUM_TOKENS,
     PLANNED,
+    PROMPT_END,
+    PROMPT_LENGTH,
     RECURRENT,
     RUNNING,
     SHEDS,
@@ -82,133 +82,96 @@ from pagedkv.space.rows import (
     GroupArrays,
     first_block_of_hit,
     first_needed_token,
-    put_entry,
+    release_or_shed,
     serves,
-    set_first_block,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
 
 __all__ = [
-    "JUNCTION",
-    "NUM_ENDS",
-    "PROMPT_END",
-    "PROMPT_LENGTH",
-    "WindowFeature",
     "carrier_of",
     "keep",
     "keep_ends",
+    "keep_prompt",
+    "keep_what_leaves",
     "move_boundary",
     "move_end_on",
     "note_junction",
+    "shed_dropped",
     "shed_unkept",
     "slide",
+    "slide_after",
+    "slide_to_end",
 ]
 
 
-class WindowFeature(SpaceFeature):
-    """The part of the operations that moves windows, chunks and states on, for groups that do not keep whole prefixes.
+def slide_after(state: SpaceState, step: InFlightStep) -> None:
+    """Release the blocks that the rows of a step that has run, and rows that waited for it, no longer need."""
+    rows = step.rows
+    is_alive = (state.serials[rows] == step.serials) & (state.rows[rows, STATUS] == RUNNING)
+    batch, computed = rows[is_alive], step.ends[is_alive]
+    waited = _rows_that_waited(state, step)
+    for group in state.sliding_groups:
+        _slide(state, group, batch, computed)
+        _slide(state, group, waited, state.rows[waited, group.planned])
 
-    Attributes:
-        ends: for each of these groups int32 ``[max_sequences, NUM_ENDS]``, the positions before which blocks stay
-            cached, if the group sheds blocks; else empty.
+
+def _rows_that_waited(state: SpaceState, step: InFlightStep) -> Int32Array:
+    """Find rows for which other rows computed in a settled step, and that are in no later one: forks, and hits."""
+    number = step.plan.step_id - state.num_steps_before
+    has_waited = (state.relies_on == number) & (state.rows[:, LAST_STEP] <= number)
+    return np.flatnonzero(has_waited & (state.rows[:, STATUS] == RUNNING)).astype(np.int32)
+
+
+def slide_to_end(state: SpaceState, batch: Int32Array) -> None:
+    """Release the blocks that rows whose tokens are all computed no longer need."""
+    for group in state.sliding_groups:
+        _slide(state, group, batch, state.rows[batch, NUM_TOKENS])
+
+
+def _slide(state: SpaceState, group: Group, batch: Int32Array, computed: Int32Array) -> None:
+    """Release blocks of a group, with ``computed[i]`` tokens of ``batch[i]`` computed."""
+    chain = _chain_beside(state, group)
+    slide(*group.view, batch, computed, state.ends[group.index], chain.pool.arrays, chain.arrays)
+
+
+def _chain_beside(state: SpaceState, group: Group) -> Group:
+    """Find a group with the same digests that keeps whole prefixes; the group itself if there is none."""
+    beside = state.lanes[group.lane] if group in state.shedding_groups else ()
+    return next((other for other in beside if other.keeps_whole_prefix), group)
+
+
+def keep_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) -> None:
+    """Keep the blocks before a new prompt's end, and before the place where it leaves a known chain."""
+    for group in state.shedding_groups:
+        alignment = int(group.arrays.parameters[HIT_ALIGNMENT])
+        ends, pool, hits = state.ends[group.index], group.pool.arrays, hit.block_ids[group.index]
+        ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
+        ends[row, PROMPT_LENGTH] = num_tokens
+        ends[row, JUNCTION] = hit.junction
+        if hit.junction == hit.num_whole_tokens:
+            note_junction(pool, hits)
+        else:
+            chain = _chain_beside(state, group)
+            chain_hits = hits[:0] if chain is group else hit.block_ids[chain.index]
+            move_end_on(pool, group.arrays, hits, chain.pool.arrays, chain_hits)
+
+
+def keep_what_leaves(state: SpaceState, batch: Int32Array) -> None:
+    """Mark the blocks to be kept before rows release all their blocks on the device."""
+    for group in state.shedding_groups:
+        chain = _chain_beside(state, group)
+        keep_ends(*group.view, batch, state.ends[group.index], chain.pool.arrays, chain.arrays)
+
+
+def shed_dropped(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> None:
+    """Shed those of the blocks that are unreferenced now, and that no later prompt can hit.
+
+    For references to blocks of a device pool that were dropped in another way than by releasing rows there.
     """
-
-    def __init__(self, state: SpaceState) -> None:
-        """Begin without any sequence. O(rows)."""
-        self._state = state
-        self._sliding = tuple(group for group in state.groups if not group.keeps_whole_prefix)
-        num_rows = state.config.max_sequences
-        self.ends = {
-            group.index: np.zeros((num_rows if group.arrays.parameters[SHEDS] else 0, NUM_ENDS), np.int32)
-            for group in self._sliding
-        }
-
-    # Sliding
-
-    def computed(self, step: InFlightStep) -> None:
-        """Release the blocks that the step's rows, and rows that waited for it, no longer need."""
-        state, rows = self._state, step.rows
-        is_alive = (state.serials[rows] == step.serials) & (state.rows[rows, STATUS] == RUNNING)
-        batch, computed = rows[is_alive], step.ends[is_alive]
-        waited = self._rows_that_waited(step)
-        for group in self._sliding:
-            self._slide(group, batch, computed)
-            self._slide(group, waited, state.rows[waited, group.planned])
-
-    def _rows_that_waited(self, step: InFlightStep) -> Int32Array:
-        """Find rows for which other rows computed in a settled step, and that are in no later one: forks, and hits."""
-        state = self._state
-        number = step.plan.step_id - state.num_steps_before
-        has_waited = (state.relies_on == number) & (state.rows[:, LAST_STEP] <= number)
-        return np.flatnonzero(has_waited & (state.rows[:, STATUS] == RUNNING)).astype(np.int32)
-
-    def moved_on(self, batch: Int32Array) -> None:
-        """Release the blocks that rows whose tokens are all computed no longer need."""
-        for group in self._sliding:
-            self._slide(group, batch, self._state.rows[batch, NUM_TOKENS])
-
-    def _slide(self, group: Group, batch: Int32Array, computed: Int32Array) -> None:
-        """Release blocks of a group, with ``computed[i]`` tokens of ``batch[i]`` computed."""
-        chain = self._chain_beside(group)
-        slide(*group.view, batch, computed, self.ends[group.index], chain.pool.arrays, chain.arrays)
-
-    def _chain_beside(self, group: Group) -> Group:
-        """Find a group with the same digests that keeps whole prefixes; the group itself if there is none."""
-        beside = self._state.lanes[group.lane] if group in self._state.shedding_groups else ()
-        return next((other for other in beside if other.keeps_whole_prefix), group)
-
-    # What stays cached
-
-    def prompt_known(self, row: int, num_tokens: int, hit: PrefixHit) -> None:
-        """Keep the blocks before the prompt's end, and before the place where it leaves a known chain."""
-        for group in self._state.shedding_groups:
-            alignment = int(group.arrays.parameters[HIT_ALIGNMENT])
-            ends, pool, hits = self.ends[group.index], group.pool.arrays, hit.block_ids[group.index]
-            ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
-            ends[row, PROMPT_LENGTH] = num_tokens
-            ends[row, JUNCTION] = hit.junction
-            if hit.junction == hit.num_whole_tokens:
-                note_junction(pool, hits)
-            else:
-                chain = self._chain_beside(group)
-                chain_hits = hits[:0] if chain is group else hit.block_ids[chain.index]
-                move_end_on(pool, group.arrays, hits, chain.pool.arrays, chain_hits)
-
-    def state_kept(self, row: int, position: int) -> None:
-        """Keep the blocks before a position up to which a prompt's states are kept."""
-        for group in self._state.shedding_groups:
-            self.ends[group.index][row, PROMPT_END] = position
-
-    def forked(self, parent: int, children: Int32Array) -> None:
-        """Copy the parent's places to its children."""
-        for group in self._state.shedding_groups:
-            self.ends[group.index][children] = self.ends[group.index][parent]
-
-    def leaving(self, batch: Int32Array) -> None:
-        """Mark the blocks to be kept before the rows release them."""
-        for group in self._state.shedding_groups:
-            chain = self._chain_beside(group)
-            keep_ends(*group.view, batch, self.ends[group.index], chain.pool.arrays, chain.arrays)
-
-    def dropped(self, pool: BlockPool, blocks: Int32Array) -> None:
-        """Shed those of the blocks that are unreferenced now, and that no later prompt can hit."""
-        for group in self._state.shedding_groups:
-            if group.pool is pool:
-                shed_unkept(pool.arrays, group.arrays, blocks)
-
-    def cleared(self, batch: Int32Array) -> None:
-        """Clear the places of the rows."""
-        for group in self._state.shedding_groups:
-            self.ends[group.index][batch] = 0
-
-
-# Columns of a group's ``ends``, int32 ``[max_sequences, NUM_ENDS]``: positions of a row where hits can end; 0: none.
-PROMPT_END: Final = 0
-JUNCTION: Final = 1
-LAST_BOUNDARY: Final = 2  # where the sequence would end if it ended now
-PROMPT_LENGTH: Final = 3  # tokens of the prompt, whether or not hits can end there
-NUM_ENDS: Final = 4
+    for group in state.shedding_groups:
+        if group.pool is pool:
+            shed_unkept(pool.arrays, group.arrays, blocks)
 
 
 @inlined
@@ -423,5 +386,5 @@ def slide(
             if group.parameters[SHEDS]:
                 keep(pool, group, rows, ends, row, index)
             release_or_shed(pool, group, block, rows[row, LAST_STEP])
-            put_entry(group.table, row, index, NULL_BLOCK)
-        set_first_block(rows, row, at, stop)
+            group.table[row, index] = NULL_BLOCK
+        rows[row, at + FIRST_BLOCK] = stop

@@ -67,6 +67,7 @@ from pagedkv.space.rows import (
     AT,
     LOST,
     LOST_ON_HOST,
+    MARK,
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PLANNED,
@@ -75,8 +76,6 @@ from pagedkv.space.rows import (
     STATUS,
     SWAPPED,
     VACANT,
-    mark_rows,
-    set_status,
 )
 from pagedkv.space.state import Group, SpaceState
 
@@ -281,8 +280,8 @@ def withdraw(state: SpaceState, pool: BlockPool, bad: Int32Array) -> Withdrawal:
             digests = (
                 None if extent.is_everything else frozenset(map(_as_digest, frozenset().union(*extent.taint.digests)))
             )
-            for observer in state.observers.withdrawn:
-                observer.withdrawn(digests)
+            for tell in state.observers.withdrawn:
+                tell(digests)
     return answer
 
 
@@ -376,15 +375,15 @@ def _lose(state: SpaceState, lost: list[int]) -> None:
     rows = state.rows
     running = [row for row in lost if rows[row, STATUS] == RUNNING]
     mark = state.next_mark()
-    mark_rows(rows, running, mark)
+    rows[running, MARK] = mark
     for row in running:
         if rows[row, NUM_PLANNED] < rows[row, NUM_TOKENS]:
             hand_over(state, row, mark)
             _call_off(state, row)
         stop_relying(state, row)
-    set_status(rows, running, LOST)
+    rows[running, STATUS] = LOST
     swapped = [row for row in lost if rows[row, STATUS] == SWAPPED]
-    set_status(rows, swapped, LOST_ON_HOST)
+    rows[swapped, STATUS] = LOST_ON_HOST
 
 
 def _call_off(state: SpaceState, row: int) -> None:
