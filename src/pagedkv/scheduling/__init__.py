@@ -3,22 +3,17 @@
 The modules, in the order in which data flows::
 
     config      SchedulingConfig, the limits of a step; CacheIntent, a caller's wishes for a request's content
-    request     Request: the needs and the progress of one request; Decoding: the sequences that decode together
-    batch       Batch: the work of one step; Progress: its results
+    request     Request: the needs and the progress of one request; Batch: the work of one step; Progress: its results
     keeping     content of ended requests in the cache: leases, supersession, retention
     state       SchedulerState: the waiting, running and swapped-out requests; Loader: loads prefixes from tiers
-    growing     the phases for running requests: decode and prefill, and preemption where blocks run short
-    promises    reserved room that prevents thrashing in a small pool
-    admitting   the phase for other requests: admit, swap in, and forks that run at once
-    drafting    the phase that appends drafts if there is spare room, and the rollback of rejected ones
-    finishing   applies the sampled tokens, or undoes batches whose step failed
+    growing     the phases for running requests: decode, prefill, preemption where blocks run short; drafts
+    admitting   the phase for other requests: admit, swap in, and forks that run at once; promises against thrashing
     scheduler   Scheduler: schedule(), finish(), add(), abort(), abort_in_flight()
 
 The scheduler has no clock, model or trace: an engine passes sampled tokens, a simulation passes scripted ones.
 docs/replay.md has the rules.
 """
 
-from pagedkv.scheduling.batch import Admission, Batch, Chunk, Drafts, Preempted, Progress
 from pagedkv.scheduling.config import (
     NO_INTENT,
     Breakpoint,
@@ -28,9 +23,18 @@ from pagedkv.scheduling.config import (
     SchedulingConfig,
     require_preemption,
 )
-from pagedkv.scheduling.finishing import AbortedBatches
-from pagedkv.scheduling.request import UNKNOWN_TOKEN, Decoding, Request
-from pagedkv.scheduling.scheduler import Scheduler
+from pagedkv.scheduling.request import (
+    UNKNOWN_TOKEN,
+    Admission,
+    Batch,
+    Chunk,
+    Decoding,
+    Drafts,
+    Preempted,
+    Progress,
+    Request,
+)
+from pagedkv.scheduling.scheduler import AbortedBatches, Scheduler
 from pagedkv.scheduling.state import Loader
 
 __all__ = [

@@ -41,8 +41,8 @@ class SchedulingConfig:
         preemption: whether a preempted request's blocks are freed or swapped out.
         first_promise: tokens for which blocks are reserved when a request returns from its first preemption, for it and
             for each running request; twice as many after each further preemption. See
-            :mod:`~pagedkv.scheduling.promises`.
-        most_drafts: most drafts of a sequence in a step; 0: no drafts. See :mod:`~pagedkv.scheduling.drafting`.
+            :mod:`~pagedkv.scheduling.admitting`.
+        most_drafts: most drafts of a sequence in a step; 0: no drafts. See :mod:`~pagedkv.scheduling.growing`.
         publishes_answers: whether other requests can hit generated tokens, besides those of prompts. False for a model
             that computes a token differently in decoding than in a prompt.
         overlap: whether a sequence may decode a token that a batch in flight still samples, as an unknown token. False:

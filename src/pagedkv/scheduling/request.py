@@ -1,4 +1,4 @@
-"""Request: the needs of one request, its progress, and its rows.
+"""Request: the needs, progress and rows of one request; Decoding: several that decode together; Batch: one step's work.
 
 A ``Request`` owns no block and makes no decision; the scheduler changes its state::
 
@@ -15,6 +15,13 @@ arrays and only increments a counter: no Python object is touched for each seque
 object is closed, and a new one is made for the requests that continue. If steps overlap, sequences may decode while a
 batch in flight still samples the token that they append. The token is then :data:`UNKNOWN_TOKEN`. A sequence is at most
 one such token ahead.
+
+A batch samples a token for each decoding sequence, then for each sequence of each completed prompt::
+
+    token_ids   | decoding.rows[0] | decoding.rows[1] | ... | first of a prompt's n | ... | n-th | next prompt's | ...
+
+For a sequence with drafts, a token is also sampled after each draft. The leading drafts that equal the tokens sampled
+at their positions are accepted; the token sampled after the last accepted one is the sequence's token of the batch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,35 +34,48 @@ import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.scheduling.config import NO_INTENT, CacheIntent
+from pagedkv.contract.plan import StepPlan
+from pagedkv.scheduling.config import NO_INTENT, CacheIntent, PreemptionKind
 from pagedkv.space import Receipt
 
 __all__ = [
     "MOST_AHEAD",
     "NO_TOKENS",
     "UNKNOWN_TOKEN",
+    "Admission",
+    "Batch",
+    "BatchDraft",
+    "Chunk",
     "Decoding",
+    "Drafts",
+    "Preempted",
+    "Progress",
     "Propose",
     "Request",
     "RequestKey",
     "may_decode",
 ]
-
 RequestKey: TypeAlias = tuple[int, int]
 """``(-priority, number)``: the smallest is first."""
-
 Propose: TypeAlias = Callable[[int], Int32Array]
 """Returns at most the given number of guessed next tokens of a request, int32; an empty array: no guess."""
-
 UNKNOWN_TOKEN: Final = -1
 """In place of a token that a batch in flight still samples."""
-
 MOST_AHEAD: Final = 2
 """Most tokens of a sequence that batches in flight sample, one after the other."""
-
 EMPTY_RECEIPT: Final = Receipt()
 NO_TOKENS: Final = np.zeros(0, np.int32)
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def runs_ahead(request: "Request") -> bool:
+    """Whether a request may decode tokens that are not known yet: it has all its rows, and needs no token's value."""
+    return (
+        request.runs_ahead
+        and request.propose is None
+        and request.parents is None
+        and len(request.rows) == request.num_sequences
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -278,7 +298,7 @@ class Decoding:
         self.num_before = [request.num_generated + len(request.awaited) for request in requests]
         self.runs_ahead = all(map(runs_ahead, requests))
         self._ends = np.cumsum([len(request.rows) for request in requests]).tolist()
-        self._most_steps = self._count_steps()
+        self._count_steps()
         for request in requests:
             request.decoding = self
 
@@ -311,14 +331,15 @@ class Decoding:
             if part[0]:
                 request.accept(int(part[0]))
                 self.num_before[place] += int(part[0])
-        self._most_steps = self._count_steps()
+        self._count_steps()
 
     def parts(self, values: npt.NDArray[Scalar]) -> list[npt.NDArray[Scalar]]:
         """Split an array with one value for each sequence into one array for each request; more values are ignored."""
         return [values[start:end] for start, end in pairwise((0, *self._ends))]
 
-    def _count_steps(self) -> int:
-        return min(request.max_new_tokens - num for request, num in zip(self.requests, self.num_before, strict=True))
+    def _count_steps(self) -> None:
+        lasting = zip(self.requests, self.num_before, strict=True)
+        self._most_steps = min(request.max_new_tokens - num for request, num in lasting)
 
     def close(self) -> None:
         """Write the progress back to the requests, which no longer decode together.
@@ -329,16 +350,6 @@ class Decoding:
         for request, token_ids in zip(self.requests, self.parts(self.next_token_ids), strict=True):
             is_unknown = any_unknown and bool((token_ids == UNKNOWN_TOKEN).any())
             request.leave_decoding(request.next_token_ids if is_unknown else token_ids)
-
-
-def runs_ahead(request: Request) -> bool:
-    """Whether a request may decode tokens that are not known yet: it has all its rows, and needs no token's value."""
-    return (
-        request.runs_ahead
-        and request.propose is None
-        and request.parents is None
-        and len(request.rows) == request.num_sequences
-    )
 
 
 def may_decode(request: Request) -> bool:
@@ -355,3 +366,135 @@ def _next_tokens(request: Request) -> Int32Array:
     if request.awaited:
         return np.full(len(request.rows), UNKNOWN_TOKEN, np.int32)
     return request.next_token_ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Known tokens of a request that a step computes.
+
+    Args:
+        request: the request, which has one row.
+        row: its row.
+        start, stop: their positions.
+        token_ids: int32 ``[stop - start]``.
+        num_samples: tokens sampled after the chunk, one for each sequence; 0 unless it completes the prompt.
+    """
+
+    request: Request
+    row: int
+    start: int
+    stop: int
+    token_ids: Int32Array
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admission:
+    """A waiting request that was given its blocks.
+
+    Args:
+        request: the request.
+        num_hit_tokens: leading tokens that need not be computed, except in groups outside prefix caching.
+    """
+
+    request: Request
+    num_hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preempted:
+    """A request that was preempted.
+
+    Args:
+        request: the request.
+        kind: whether its blocks were freed or swapped out.
+        num_computed_tokens: tokens of a sequence that had been computed.
+    """
+
+    request: Request
+    kind: PreemptionKind
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafts:
+    """Drafts: guessed tokens after those that a step decodes, computed by the same step.
+
+    Args:
+        counts: int32 ``[sequences]``, number of drafts of each decoding sequence.
+        token_ids: int32 ``[sum of counts]``, sequence by sequence; ``UNKNOWN_TOKEN`` for drafts that a model computes
+            within the step, until ``fill_drafts``.
+    """
+
+    counts: Int32Array
+    token_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step.
+
+    Args:
+        plan: the memory operations of the step.
+        decoding: the sequences that decode a token; None without any. The same object as in the batch before, if the
+            sequences are the same.
+        decoded_token_ids: int32 ``[sequences]``, the token that each of them appends and computes; ``UNKNOWN_TOKEN`` if
+            a batch in flight samples it.
+        drafts: the drafts after these tokens; None without any.
+        prefilling: chunks of known tokens to compute.
+        admitted, resumed: requests that run from this step on: admitted from the queue, and swapped in.
+        preempted: requests that no longer run, in the order of preemption.
+        rejected: requests that were dropped, since they cannot be served.
+    """
+
+    plan: StepPlan
+    decoding: Decoding | None
+    decoded_token_ids: Int32Array
+    drafts: Drafts | None
+    prefilling: tuple[Chunk, ...]
+    admitted: tuple[Admission, ...]
+    resumed: tuple[Request, ...]
+    preempted: tuple[Preempted, ...]
+    rejected: tuple[Request, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of tokens that ``finish`` takes: one for each sequence, without those that only verify drafts."""
+        return len(self.decoded_token_ids) + sum(chunk.num_samples for chunk in self.prefilling)
+
+    def sampled_rows(self) -> Int32Array:
+        """Return the row of each sampled token: int32 ``[num_samples]``; all samples of a prompt have its row."""
+        rows = [] if self.decoding is None else [self.decoding.rows]
+        rows += [np.full(chunk.num_samples, chunk.row, np.int32) for chunk in self.prefilling if chunk.num_samples]
+        return rows[0] if len(rows) == 1 else np.concatenate([NO_TOKENS, *rows])
+
+    @property
+    def num_drafted(self) -> int:
+        """Number of drafts."""
+        return 0 if self.drafts is None else len(self.drafts.token_ids)
+
+
+@dataclass(slots=True)
+class BatchDraft:
+    """The batch that is being built; see :class:`Batch`."""
+
+    decoding: Decoding | None = None
+    drafts: Drafts | None = None
+    prefilling: list[Chunk] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    preempted: list[Preempted] = field(default_factory=list)
+    rejected: list[Request] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """The results of a finished batch.
+
+    Args:
+        first_tokens: requests whose prompt the batch completed, for the first time or again after a preemption.
+        finished: requests that are done, in order of their keys.
+    """
+
+    first_tokens: tuple[Request, ...]
+    finished: tuple[Request, ...]

@@ -25,10 +25,9 @@ from typing import Final, Protocol
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import keeps_state, keeps_whole_prefix
-from pagedkv.scheduling.batch import Batch
 from pagedkv.scheduling.config import SchedulingConfig
 from pagedkv.scheduling.keeping import LeaseBook, lease_breakpoints, release
-from pagedkv.scheduling.request import MOST_AHEAD, Decoding, Request, RequestKey, may_decode
+from pagedkv.scheduling.request import MOST_AHEAD, Batch, Decoding, Request, RequestKey, may_decode
 from pagedkv.space import BlockSpace, PrefixHit
 
 __all__ = ["NONE_SKIPPED", "Loader", "SchedulerState", "WaitingQueue"]
