@@ -23,9 +23,8 @@ from transformers.generation import logits_process as theirs
 from benchmarks.machine import describe
 from benchmarks.measure import timed
 from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams
-from pagedkv.engine.sampling.adjusting import Adjustment, features_of
 from pagedkv.engine.sampling.drawing import tiled
-from pagedkv.engine.sampling.sampler import kept_least
+from pagedkv.engine.sampling.sampler import Adjustment, features_of, kept_least
 
 PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128

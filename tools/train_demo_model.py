@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.engine.demo.questions import (
+from pagedkv.engine.demo.serving import (
     ANSWER_LENGTH,
     BOS,
     EOS,

@@ -10,8 +10,7 @@ from typing import Final
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
-from pagedkv.engine.demo.questions import BOS, VOCABULARY, VOCABULARY_SIZE
-from pagedkv.engine.demo.trained import FOLDER
+from pagedkv.engine.demo.serving import BOS, FOLDER, VOCABULARY, VOCABULARY_SIZE
 
 UNKNOWN: Final = VOCABULARY_SIZE - 1
 SPECIAL: Final = ("<pad>", "<bos>", "<eos>", "<unk>")

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pagedkv.engine.demo.questions import decode, draw_questions
+from pagedkv.engine.demo.serving import decode, draw_questions
 
 __all__ = ["draw_prompts"]
 

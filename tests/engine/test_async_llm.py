@@ -16,7 +16,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, AnswerStream, AsyncLLM, RequestOutput, SamplingParams
-from pagedkv.engine.engine_thread import Close
+from pagedkv.engine.async_llm import Close
 from pagedkv.engine.outputs import FinishReason
 from pagedkv.errors import ConfigurationError, EngineError, QueueFullError, RequestError
 from tests.engine.families import make_model

@@ -11,7 +11,7 @@ from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage
 from pagedkv.device.pinned_arena import PinnedArena
-from pagedkv.engine.tiering.block_bytes import GpuBlockBytes
+from pagedkv.engine.content import GpuBlockBytes
 from pagedkv.tiers.entry_blocks import fill
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

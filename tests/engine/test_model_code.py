@@ -14,8 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pagedkv.engine import LLM
-from pagedkv.engine.tiering import model_digest
-from pagedkv.engine.tiering.identity import code_digest
+from pagedkv.engine.identity import code_digest, model_digest
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model

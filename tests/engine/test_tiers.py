@@ -19,12 +19,12 @@ from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
-from pagedkv.engine.tiering import EngineTiers, TierCause
-from pagedkv.engine.tiering.block_bytes import CpuBlockBytes
-from pagedkv.engine.tiering.open_tier import OpenTier
+from pagedkv.engine.content import CpuBlockBytes
+from pagedkv.engine.engine_tiers import EngineTiers, OpenTier
 from pagedkv.errors import ConfigurationError
 from pagedkv.space import Receipt
 from pagedkv.tiers import BodyTier, FolderTier, HostBody, HostTier, ObjectTier, RedisTier, StoreStatistics, Tier
+from pagedkv.tiers.served import TierCause
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, Reference, compare, poison, reference, serve
 from tests.engine.tier_bodies import FAULTS, TestBody, tier_over

@@ -16,9 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, EngineConfig, HandOff, SamplingParams
-from pagedkv.engine.ranks import RankGroup
-from pagedkv.engine.ranks.rank_group import SentCopy
-from pagedkv.engine.ranks.ranked_content import OtherRankBlocks
+from pagedkv.engine.ranked_content import OtherRankBlocks
+from pagedkv.engine.ranks import RankGroup, SentCopy
 from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model, moved

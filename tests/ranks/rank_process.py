@@ -20,8 +20,7 @@ import torch
 
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.engine.compiled_model import CompiledModel
-from pagedkv.engine.ranks import RankGroup
-from pagedkv.engine.ranks.rank_group import LAYER, SentCopy
+from pagedkv.engine.ranks import LAYER, RankGroup, SentCopy
 from pagedkv.errors import EngineError
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS

@@ -11,7 +11,7 @@ import torch
 
 from pagedkv.device import KeyValueShape, StateShape
 from pagedkv.engine import LLM, HandOff, RankGroup, SamplingParams
-from pagedkv.engine.ranks import RankedContent, WholeModel
+from pagedkv.engine.ranked_content import RankedContent, WholeModel
 from pagedkv.errors import ConfigurationError
 from pagedkv.probe.layers import EngineGroups
 from tests.engine.families import make_model

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from pagedkv.engine.ranks.peer_watch import PeerWatch, connect_to_first, connect_to_others
+from pagedkv.engine.ranks import PeerWatch, connect_to_first, connect_to_others
 
 LONG_S: Final = 60.0
 SHORT_S: Final = 0.05

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, EngineConfig
-from pagedkv.engine.ranks import RankGroup, shard
-from pagedkv.engine.ranks.rank_group import INLINE_NBYTES
+from pagedkv.engine.ranks import INLINE_NBYTES, RankGroup
+from pagedkv.engine.sharding import shard
 from pagedkv.errors import ConfigurationError, EngineError, UnsupportedModelError
 from tests.engine.families import make_model
 from tests.ranks.rank_process import NUM_BLOCKS_SENT, RANKED, SIZES, answers, scored_answer

@@ -8,7 +8,7 @@ import torch
 
 from pagedkv.contract.head_slices import BlockShape, byte_slices, heads_of_rank
 from pagedkv.device import KeyValueShape, LatentShape, StateShape, StateTensor
-from pagedkv.engine.ranks.ranked_content import WholeBlocks
+from pagedkv.engine.ranked_content import WholeBlocks
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.entry_blocks import Rows
 

@@ -17,7 +17,7 @@ def test_a_template_that_refuses_a_conversation_without_its_question_has_a_place
     *, question_is_apart: bool
 ) -> None:
     pytest.importorskip("transformers")
-    from pagedkv.engine.demo.trained import load_demo  # noqa: PLC0415 - needs torch
+    from pagedkv.engine.demo.serving import load_demo  # noqa: PLC0415 - needs torch
 
     tokenizer: Any = load_demo()[1]
     chats, caller = ChatPrompts(tokenizer, KeptAnswers(100)), Caller(None)

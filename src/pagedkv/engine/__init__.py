@@ -9,18 +9,18 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     prompts          prompts of every kind, conversations among them
     request          EngineRequest: one request with its hints, answers, beams and forks; outputs: what callers get
     llm              LLM: prompts in, answers out
-    async_llm        AsyncLLM: the same for event loops; engine_thread: its thread; answer_stream: a request's answers
+    async_llm        AsyncLLM: the same for event loops, and the thread that drives it; answer_stream: their answers
     core             EngineCore: requests in, steps; parts: the model over its blocks, built from a configuration
-    requests         the limits of requests, and those under way
-    step             StepLoop: schedule, forward, sample, finish, record; steps that fail
-    runner           ModelRunner: a batch in one row, and passes of a step through the model
+    step             StepLoop: schedule, forward, sample, finish, record; steps that fail; the requests under way
+    runner           ModelRunner: a batch in one row, passes of a step through the model, log-probabilities of prompts
     forward_pass     a model's calls of attention and of its cache, over blocks; unfoldings: latents without unfolding
     captured_passes  passes as CUDA graphs; compiled_model: the model by torch.compile; memory_use: bytes on the device
-    prompt_scores    log-probabilities of prompts
     guessing         drafts from a request's own tokens or a prediction; drafter: from a draft model
     answering        logits in, tokens out, with rows that wait or fail; sampling: one token for each row of logits
-    tiering          EngineTiers: cached blocks in host memory, on disk and elsewhere
-    ranks            RankGroup: one model on several processes, each with some heads of every layer
+    engine_tiers     EngineTiers: cached blocks in host memory, on disk and elsewhere; hand-offs to other engines
+    content          the bytes of blocks outside the process; identity: what they are; prefix_file: prefixes as frames
+    ranks            RankGroup: one model on several processes, each with some heads of every layer; sharding: which
+    ranked_content   what tiers see of them
 
 There is no code of any model here.
 """
@@ -38,16 +38,18 @@ from pagedkv.engine.answer_stream import AnswerStream, TokenUpdate
 from pagedkv.engine.async_llm import AsyncLLM
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.engine_tiers import HandOff
 from pagedkv.engine.guessing import PromptLookup
 from pagedkv.engine.kv_scales import KVScales, measure_kv_scales
 from pagedkv.engine.llm import LLM
 from pagedkv.engine.outputs import Completion, RequestOutput, StepRecord
+from pagedkv.engine.prefix_file import NixlLink
 from pagedkv.engine.prompts import Chat, TokensPrompt
 from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.request import EngineRequest, Intent, Sample
 from pagedkv.engine.sampling import SamplingParams, TokenLogprobs
-from pagedkv.engine.tiering import HandOff, NixlLink, TierCause, TierNote, TierStatistics
 from pagedkv.scheduling import Breakpoint
+from pagedkv.tiers.served import TierCause, TierNote, TierStatistics
 
 __all__ = [
     "LLM",

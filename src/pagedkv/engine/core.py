@@ -35,31 +35,23 @@ from pagedkv.device import is_device_failure
 from pagedkv.engine.answering import Answering, Sampler
 from pagedkv.engine.captured_passes import CaptureState
 from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.content import StoredContent
 from pagedkv.engine.drafter import DraftModel
+from pagedkv.engine.engine_tiers import EngineTiers, HandOff, hand_over_direct, take_over_direct
 from pagedkv.engine.outputs import FinishReason, StepRecord
 from pagedkv.engine.parts import EngineParts, ModelTraits, require_draft_model
-from pagedkv.engine.ranks import RankGroup, WholeModel, follow
+from pagedkv.engine.prefix_file import NixlLink, read_prefix, write_prefix
+from pagedkv.engine.ranked_content import WholeModel, follow
+from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.request import PLAIN, Decode, EngineRequest, Intent, RequestSpec, fork_params, fork_prefix
-from pagedkv.engine.requests import LiveRequests, RequestRules
 from pagedkv.engine.sampling import BatchSampler, SamplingParams
-from pagedkv.engine.step import StepLoop
-from pagedkv.engine.tiering import (
-    EngineTiers,
-    HandOff,
-    LoadUnderWay,
-    NixlLink,
-    StoredContent,
-    TierStatistics,
-    hand_over_direct,
-    read_prefix,
-    take_over_direct,
-    write_prefix,
-)
+from pagedkv.engine.step import LiveRequests, RequestRules, StepLoop
 from pagedkv.errors import ConfigurationError, DeviceLostError, EngineError, RankLostError, RequestError, TokenError
 from pagedkv.probe import compat
 from pagedkv.probe.borrowing import BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.scheduling import Request, Scheduler
+from pagedkv.tiers.served import LoadUnderWay, TierStatistics
 
 __all__ = ["Driver", "EngineCore"]
 

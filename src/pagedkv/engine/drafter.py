@@ -73,7 +73,7 @@ from pagedkv.engine.captured_passes import CapturedPasses, CaptureState, most_ca
 from pagedkv.engine.memory_use import MemoryUse
 from pagedkv.engine.runner import FlatBatch, ModelRunner
 from pagedkv.engine.sampling import BatchSampler, Place
-from pagedkv.engine.sampling.adjusting import features_of, sent
+from pagedkv.engine.sampling.sampler import features_of, sent
 from pagedkv.engine.sampling.sequence import Feature
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.probe import compat

@@ -23,17 +23,22 @@ from pagedkv.engine.answering import Sampler
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.drafter import DEFAULT_DRAFT_TOKENS, DraftModel, paired, require_fit
+from pagedkv.engine.engine_tiers import HandOff
+from pagedkv.engine.identity import model_digest
 from pagedkv.engine.outputs import Completion, RequestOutput, StepRecord
+from pagedkv.engine.prefix_file import NixlLink
 from pagedkv.engine.prompts import Prompt, TokensPrompt, chat_token_ids, is_chat
-from pagedkv.engine.ranks import RankGroup, WholeModel, shard
+from pagedkv.engine.ranked_content import WholeModel
+from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.request import PLAIN, EngineRequest, Intent
 from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.engine.self_test import self_test
-from pagedkv.engine.tiering import HandOff, NixlLink, TierStatistics, model_digest
+from pagedkv.engine.sharding import shard
 from pagedkv.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
 from pagedkv.probe import compat
 from pagedkv.probe.layers import EngineGroups, group_layers
 from pagedkv.probe.probing import probe, require_supported
+from pagedkv.tiers.served import TierStatistics
 from pagedkv.warming import ATTENTION, make_ready, of_spaces, of_stores
 
 __all__ = ["LLM", "Prompt", "Tokenizer"]

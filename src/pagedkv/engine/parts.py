@@ -20,12 +20,13 @@ from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
 from pagedkv.engine.captured_passes import CapturedPasses, of_tables, what_prevents_graphs
 from pagedkv.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.content import OwnContent, StoredContent
 from pagedkv.engine.drafter import Drafter, DraftModel
 from pagedkv.engine.kv_scales import set_scales
 from pagedkv.engine.memory_use import MemoryUse, refusing, require_room
-from pagedkv.engine.ranks import RankedContent, RankGroup, WholeModel
+from pagedkv.engine.ranked_content import RankedContent, WholeModel
+from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.runner import ModelRunner
-from pagedkv.engine.tiering import OwnContent, StoredContent
 from pagedkv.engine.unfoldings import AbsorbedLatents, latents_to_absorb
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.probe import compat

@@ -1,6 +1,4 @@
-"""From a batch to logits: its tokens in one row, the last tokens that only the device has, the passes of the model.
-
-FlatBatch: the tokens of a batch in one row, and the places of those whose logits are wanted.
+"""ModelRunner: from a batch to logits: its tokens in one row, the passes of the model over blocks, scores of prompts.
 
 The scheduler lists the decoding sequences, then the chunks of prompts, each in the order of their keys; a plan's ranges
 are in the order of rows. Here one order is turned into the other::
@@ -11,15 +9,12 @@ are in the order of rows. Here one order is turned into the other::
     decoding    the places of decoding sequences, for which recurrent layers may round differently than within a prompt
     source      for each row of logits to be sampled, in the batch's order: its index among the wanted tokens
 
-LastTokens: the last sampled token of each row, in device memory, so that the next step does not wait for the host.
-
-A step that is launched before the host has the sampled tokens takes them from here, by row::
+The last sampled token of each row stays in device memory. A step that is launched before the host has the tokens takes
+them from there, by row::
 
     token ids of the step   | 17 | -1 | -1 | 40 41 42 |       as the host has them: two are not known
     sources, a row or -1    | -1 |  3 |  5 | -1 -1 -1 |
     token ids, filled in    | 17 | a  | b  | 40 41 42 |       a, b: what rows 3 and 5 sampled last
-
-ModelRunner: computes the tokens of a step with the model, over blocks.
 
 Models of attention alone take all tokens of the step in one flat row. Recurrent layers need rows of equal length, and
 states that are read before the pass and written after it. Their steps are several passes: one for all sequences that
@@ -31,13 +26,26 @@ decode, ``[n, 1]``, and one for each piece of a prompt. Pieces end where states 
 
 A state is kept after every draft. So with drafts the decoding sequences take several passes, of one token each, as many
 as the longest of them has tokens.
+
+Log-probabilities of prompts need the logits of all their tokens, some at a time, so a model's head is called by itself.
+What a model does behind its body (a bias, a soft cap, a scale) is its own code and known to no one else. So the body is
+watched while it answers a pass, and for each further slice of the vocabulary's work the model is called once more with
+a body that answers these hidden states at once::
+
+    pass       ids -> body -> hidden [rows, tokens, width] -> head -> logits of the wanted tokens
+    a slice    ids ->         hidden [1, n, width]         -> head -> logits [n, vocabulary]
+
+The logits at a position score the token after it. So a chunk scores tokens from its second one to the first after its
+end, and the prompt's last position scores none. Tokens that are hit have no logits, so a request hits no further than
+its prompt has been scored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -51,14 +59,25 @@ from pagedkv.engine.captured_passes import CapturedPasses, CaptureState
 from pagedkv.engine.compiled_model import COMPILED, CompiledModel, first_tokens
 from pagedkv.engine.forward_pass import ForwardPass, PagedCache
 from pagedkv.engine.memory_use import MemoryUse, measured, weights_nbytes
-from pagedkv.engine.prompt_scores import PromptScoring, watched_head
-from pagedkv.engine.sampling.adjusting import sent
+from pagedkv.engine.request import EngineRequest
+from pagedkv.engine.sampling import prompt_logprobs
+from pagedkv.engine.sampling.sampler import sent
+from pagedkv.errors import EngineError
 from pagedkv.probe import compat
 from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel, listening
 from pagedkv.probe.layers import EngineGroups
-from pagedkv.scheduling import UNKNOWN_TOKEN, Batch, Drafts
+from pagedkv.scheduling import UNKNOWN_TOKEN, Batch, Chunk, Drafts
 
-__all__ = ["FlatBatch", "LastTokens", "ModelRunner", "flatten"]
+__all__ = [
+    "FlatBatch",
+    "LastTokens",
+    "ModelHead",
+    "ModelRunner",
+    "PromptScoring",
+    "flatten",
+    "scorings_of",
+    "watched_head",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,6 +230,77 @@ class _StateBlocks(NamedTuple):
 
     read: torch.Tensor
     written: torch.Tensor
+
+
+@final
+class ModelHead:
+    """Computes logits of hidden states.
+
+    Args:
+        model: the model; its body is not called here.
+    """
+
+    def __init__(self, model: compat.Model) -> None:
+        self._model = model
+        self._body = compat.body(model)
+        self._answer: Any = None
+
+    def note(self, answer: object) -> None:
+        """Keep the output of the body for a pass."""
+        self._answer = answer
+
+    def hidden(self, places: Int64Array) -> torch.Tensor:
+        """Return hidden states of tokens of the pass, by their places in it: ``[places, width]``."""
+        hidden = getattr(self._answer, "last_hidden_state", None)
+        if not isinstance(hidden, torch.Tensor):
+            raise EngineError(
+                f"the body of {type(self._model).__name__} answers no last_hidden_state: log-probabilities of prompts "
+                "cannot be told"
+            )
+        return hidden.flatten(0, 1)[torch.from_numpy(places).to(hidden.device)]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits ``[n, vocabulary]`` of hidden states ``[n, width]``."""
+        answer = copy.copy(self._answer)
+        answer.last_hidden_state = hidden[None]
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        self._body.forward = lambda *_, **__: answer
+        try:
+            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            del self._body.forward  # an attribute of this object; the class has its own
+        return logits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptScoring:
+    """The tokens of a prompt that a step's chunk scores.
+
+    Args:
+        request: the request of the prompt.
+        first: place in the flat row of the first token whose logits are used.
+        next_ids: the tokens after it and after the following ones.
+    """
+
+    request: EngineRequest
+    first: int
+    next_ids: list[int]
+
+    def take(self, tokens: Int64Array, head: ModelHead) -> None:
+        """Add the log-probabilities of a pass to the request. Memory: a bounded number of logits at once.
+
+        Args:
+            tokens: int64 ``[n]``, places of the pass's tokens in the flat row, ascending.
+            head: computes their logits.
+        """
+        inside = np.flatnonzero((tokens >= self.first) & (tokens < self.first + len(self.next_ids)))
+        if not len(inside):
+            return
+        next_ids = [self.next_ids[place] for place in (tokens[inside] - self.first).tolist()]
+        count = self.request.params.prompt_logprobs or 0
+        self.request.prompt_logprobs += prompt_logprobs(head.hidden(inside), head.logits, next_ids, count)
+        is_open = self.request.needs_prompt_logprobs
+        self.request.scheduled.max_hit_tokens = len(self.request.prompt_logprobs) if is_open else None
 
 
 @final
@@ -540,3 +630,26 @@ def _answer(
         logits = call(*given)
     forward_pass.require_complete()
     return logits
+
+
+@contextmanager
+def watched_head(model: compat.Model) -> Iterator[ModelHead]:
+    """Keep the output of a model's body during a pass, so that its head can be called afterwards."""
+    head = ModelHead(model)
+    handle = compat.body(model).register_forward_hook(lambda _, __, answer: head.note(answer))
+    try:
+        yield head
+    finally:
+        handle.remove()
+
+
+def scorings_of(chunks: Iterable[tuple[EngineRequest, Chunk, int]]) -> list[PromptScoring]:
+    """Return the scorings of requests that need them. ``chunks``: request, chunk, and its start in the flat row."""
+    scorings = []
+    for request, chunk, start in chunks:
+        if request.needs_prompt_logprobs:
+            first = len(request.prompt_logprobs)  # logits at position p score the token at p + 1
+            next_ids = request.prompt_token_ids[first + 1 : chunk.stop + 1].tolist()
+            if next_ids:
+                scorings.append(PromptScoring(request, start + first - chunk.start, next_ids))
+    return scorings

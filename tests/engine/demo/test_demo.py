@@ -12,21 +12,27 @@ import torch
 from transformers import LlamaForCausalLM
 
 from pagedkv.engine import LLM, EngineCore, StepRecord
-from pagedkv.engine.demo.questions import (
+from pagedkv.engine.demo.serving import (
     ANSWER_LENGTH,
     BOS,
+    DEMO_CONFIG,
+    FOLDER,
     LONGEST,
     QUESTION,
     SHORTEST,
     VOCABULARY,
+    Judged,
     Question,
+    Served,
+    answer_densely,
     decode,
     draw_document,
     draw_questions,
     encode,
+    judge,
+    load_trained,
+    serve,
 )
-from pagedkv.engine.demo.serving import DEMO_CONFIG, Judged, Served, answer_densely, judge, serve
-from pagedkv.engine.demo.trained import FOLDER, load_trained
 from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
 from tests.cli.command import run

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from pagedkv.engine.sampling import Place, SampledSequence, SamplingParams
-from pagedkv.engine.sampling.adjusting import Adjustment, features_of
 from pagedkv.engine.sampling.drawing import tiled
-from pagedkv.engine.sampling.sampler import kept_least
+from pagedkv.engine.sampling.sampler import Adjustment, features_of, kept_least
 
 VOCAB_SIZE = 400
 END = 7

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from pagedkv.engine.sampling import Ending, FinishReason, SamplingParams, StopDetector
-from pagedkv.engine.sampling.stopping import AnswerText
+from pagedkv.engine.sampling.sequence import AnswerText
 from pagedkv.errors import RequestError
 
 PIECES = ["a", "b", "ab", "ba", "aab", " c", "é", "\n"]

@@ -47,14 +47,14 @@ def demo(
         import torch  # noqa: PLC0415 - takes seconds to import, and is optional
 
         from pagedkv.engine import LLM  # noqa: PLC0415 - needs torch
-        from pagedkv.engine.demo.questions import draw_questions  # noqa: PLC0415 - as above
         from pagedkv.engine.demo.serving import (  # noqa: PLC0415 - as above
             DEMO_CONFIG,
             compile_loops,
+            draw_questions,
             judge,
+            load_trained,
             serve,
         )
-        from pagedkv.engine.demo.trained import load_trained  # noqa: PLC0415 - as above
 
         torch.set_num_threads(1)  # the model is too small to gain from several threads
         drawn = draw_questions(questions, documents, seed)

@@ -1,55 +1,93 @@
-"""The demonstration's run: its questions served, measured and checked.
+"""The demonstration's run: its language, documents and questions; serving, measuring and checking the answers.
 
-Meter: preemptions, evictions, forks and waste of memory, measured after every step.
+The language has one token a word. A fact is a thing and its place, ``red kite: locker 7.``, in five tokens: two of the
+thing, two of the place, a full stop. The token of a thing's noun includes the colon, so that the answer directly
+follows the thing in the question. Places cannot be guessed, since they are drawn anew for every document: a right
+answer was read from the document. Documents and questions are drawn by seed::
 
-Waste is the share of slots without a token. It is measured over the block tables of sequences, where a shared block
-counts once for each of them, and over the blocks in use, each counted once. For comparison the meter also counts the
-slots that a reservation of ``max_tokens`` for each sequence would take.
+    <bos> red kite: locker 7. tiny drum: attic 31. ...  Where? tiny drum:      ->  attic 31.
+    `----------------- a document -------------------'  `-- question -'          `- answer
 
-Serve the demonstration's questions from too little memory.
+A document has each thing at most once. Questions about one document share it as a prefix. Documents differ in length.
+Most questions about a document come in one stretch of time, and some much later, so that prefixes are hit, evicted and
+computed again. Some requests ask for several answers, which are forks of one prompt.
 
-The KV memory holds a third of the documents. So prefixes are hit and evicted, prompts are computed in chunks, and
-sequences are forked. When forks begin to write and no block is free, the last running request is preempted: it is
-swapped out, or recomputed if its prompt was not complete or the host pool is full.
+The KV memory holds a third of the documents, so prompts are computed in chunks, and sequences are forked. When forks
+begin to write and no block is free, the last running request is preempted: it is swapped out, or recomputed if its
+prompt was not complete or the host pool is full.
 
-Compares answers with the facts of the documents, and with the answers of dense generation.
-
-Dense generation computes 64 padded prompts at a time, in contiguous caches; it uses no blocks.
+Waste is the share of slots without a token. It is measured after every step, over the block tables of sequences, where
+a shared block counts once for each of them, and over the blocks in use, each counted once. For comparison the meter
+also counts the slots that a reservation of ``max_tokens`` for each sequence would take. Answers are compared with the
+facts, and with dense generation: 64 padded prompts at a time, in contiguous caches, without blocks.
 """
 
+import hashlib
+import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from time import perf_counter
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
+import numpy as np
+import safetensors.torch
 import torch
 
 from pagedkv.contract.answers import Allocation
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.demo.questions import ANSWER_LENGTH, Question, draw_questions
-from pagedkv.engine.llm import LLM
+from pagedkv.engine.llm import LLM, Tokenizer
+from pagedkv.engine.loading import usable_device
 from pagedkv.engine.outputs import StepRecord
 from pagedkv.engine.request import EngineRequest
 from pagedkv.engine.sampling import SamplingParams
+from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
 from pagedkv.space import BlockSpace
 
 __all__ = [
+    "ADJECTIVES",
+    "ANSWER_LENGTH",
+    "BOS",
     "DEMO_CONFIG",
+    "EOS",
+    "FACT_LENGTH",
+    "FOLDER",
+    "FULL_STOP",
     "LEAST_RIGHT",
+    "LONGEST",
+    "NOUNS",
+    "NUMBERS",
+    "NUM_FORKED_ANSWERS",
+    "PLACES",
+    "QUESTION",
+    "QUESTION_LENGTH",
+    "SHA256",
+    "SHORTEST",
+    "VOCABULARY",
+    "VOCABULARY_SIZE",
     "Answer",
+    "Document",
     "Judged",
     "Measured",
     "Meter",
+    "Question",
     "Served",
     "Watch",
     "answer_densely",
     "compile_loops",
+    "decode",
+    "draw_document",
+    "draw_questions",
+    "encode",
     "judge",
+    "load_demo",
+    "load_trained",
     "serve",
 ]
 NOTHING_HELD: Final = 0.0
@@ -203,6 +241,21 @@ class Served:
         }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """One request.
+
+    Args:
+        prompt: int32 ``[tokens]``, a document and the question.
+        answer: int32 ``[3]``, the right answer.
+        num_answers: number of answers; all must be equal, since the most likely tokens are chosen.
+    """
+
+    prompt: Int32Array
+    answer: Int32Array
+    num_answers: int
+
+
 def serve(llm: LLM, questions: Sequence[Question], watch: Watch | None = None) -> Served:
     """Answer questions in order. The next one arrives whenever fewer than 64 requests wait.
 
@@ -335,3 +388,187 @@ def answer_densely(model: compat.Model, questions: Sequence[Question]) -> list[A
         prompts = [torch.from_numpy(each.prompt).long() for each in questions[first : first + BATCH_SIZE]]
         answers += map(tuple, compat.generate_padded(model, prompts, ANSWER_LENGTH))
     return answers
+
+
+SPECIAL: Final = ("<pad>", "<bos>", "<eos>", ".", "Where?")
+BOS: Final = 1
+EOS: Final = 2
+FULL_STOP: Final = 3
+QUESTION: Final = 4
+_ADJECTIVES: Final = """
+    red blue green grey black white brown pink amber ivory silver golden copper rusty shiny dusty wooden woollen paper
+    glass leather velvet cotton rubber old new small large tiny huge round square long short heavy light soft hard warm
+    cold dry wet clean stained striped spotted plain painted carved folded broken mended spare borrowed foreign local
+    quiet noisy narrow wide curved straight sharp
+""".split()
+_NOUNS: Final = """
+    kite lamp drum rope kettle ladder bucket basket bottle button needle hammer saddle pillow blanket carpet curtain
+    mirror candle lantern compass anchor paddle whistle trumpet violin guitar piano flute bell clock watch ring crown
+    mask glove scarf jacket boot sandal belt purse wallet satchel suitcase trunk barrel crate jar bowl plate cup spoon
+    fork knife pan pot oven stove broom brush mop sponge towel razor comb scissors thimble spool loom wheel axle gear
+    spring hinge latch lock bolt nail screw wrench pliers chisel saw drill file anvil bellows shovel rake hoe plough
+    sickle scythe net hook reel sail mast oar canoe raft sled ski skate racket ball bat puck dart arrow bow quiver
+    shield helmet lance banner flag map globe atlas ledger
+""".split()
+_PLACES: Final = """
+    locker shelf drawer cabinet closet attic cellar garage shed barn tent wagon office kitchen hallway balcony
+""".split()
+NUM_NUMBERS: Final = 64
+VOCABULARY: Final = (
+    *SPECIAL,
+    *_ADJECTIVES,
+    *(f"{noun}:" for noun in _NOUNS),
+    *_PLACES,
+    *(str(number) for number in range(NUM_NUMBERS)),
+)
+VOCABULARY_SIZE: Final = 288
+"""Vocabulary of the model: a multiple of 32, whose last ids are not used."""
+ADJECTIVES: Final = range(len(SPECIAL), len(SPECIAL) + len(_ADJECTIVES))
+NOUNS: Final = range(ADJECTIVES.stop, ADJECTIVES.stop + len(_NOUNS))
+PLACES: Final = range(NOUNS.stop, NOUNS.stop + len(_PLACES))
+NUMBERS: Final = range(PLACES.stop, PLACES.stop + NUM_NUMBERS)
+
+
+def decode(token_ids: Iterable[int]) -> str:
+    """Write tokens as text, a space between words. Raises IndexError for ids beyond the vocabulary."""
+    return " ".join(VOCABULARY[token] for token in token_ids).replace(" .", ".")
+
+
+def encode(text: str) -> list[int]:
+    """Read text as :func:`decode` writes it. Raises KeyError with the word that is not in the vocabulary."""
+    ids = {word: token for token, word in enumerate(VOCABULARY)}
+    return [ids[word] for word in text.replace(".", " .").split()]
+
+
+FACT_LENGTH = 5
+QUESTION_LENGTH = 3
+ANSWER_LENGTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document.
+
+    Args:
+        facts: int32 ``[facts, 5]``: adjective, noun, place, number, full stop.
+    """
+
+    facts: Int32Array
+
+    def tokens(self) -> Int32Array:
+        """Return the tokens of the document: int32 ``[1 + 5 x facts]``."""
+        return np.concatenate([[BOS], self.facts.ravel()]).astype(np.int32)
+
+    def question(self, fact: int) -> Int32Array:
+        """Return the question about the place of one fact: int32 ``[3]``."""
+        return np.array([QUESTION, *self.facts[fact, :2]], np.int32)
+
+    def answer(self, fact: int) -> Int32Array:
+        """Return the right answer to the question about one fact: int32 ``[3]``: place, number, full stop."""
+        return self.facts[fact, 2:]
+
+
+def draw_document(generator: np.random.Generator, num_facts: int) -> Document:
+    """Draw a document of ``num_facts`` facts. Raises ValueError if there are fewer things than facts."""
+    things = generator.choice(len(ADJECTIVES) * len(NOUNS), num_facts, replace=False)
+    columns = (
+        ADJECTIVES.start + things // len(NOUNS),
+        NOUNS.start + things % len(NOUNS),
+        generator.integers(PLACES.start, PLACES.stop, num_facts),
+        generator.integers(NUMBERS.start, NUMBERS.stop, num_facts),
+        np.full(num_facts, FULL_STOP),
+    )
+    return Document(np.stack(columns, axis=1).astype(np.int32))
+
+
+SHORTEST: Final = 72
+"""Fewest facts of a document: from 364 tokens on, a partly filled block of 16 tokens wastes less than 4%."""
+LONGEST: Final = 96
+"""Most facts of a document: four fifths of what the model was trained for."""
+DOCUMENTS_AT_ONCE: Final = 4
+SHARE_OF_LATE: Final = 0.2
+"""Share of questions that are about any document, at any time."""
+FORK_EVERY: Final = 4
+NUM_FORKED_ANSWERS: Final = 4
+
+
+def draw_questions(num_questions: int, num_documents: int, seed: int) -> list[Question]:
+    """Draw questions in order of arrival; every fourth asks for four answers.
+
+    Raises:
+        ConfigurationError: a number below 1.
+    """
+    if min(num_questions, num_documents) < 1:
+        raise ConfigurationError(f"{num_questions} questions about {num_documents} documents: draw at least 1 of each")
+    generator = np.random.default_rng(seed)
+    documents = [draw_document(generator, int(generator.integers(SHORTEST, LONGEST + 1))) for _ in range(num_documents)]
+    questions = []
+    for number in range(num_questions):
+        document = documents[_choose(generator, number / num_questions, num_documents)]
+        num_answers = 1 if (number + 1) % FORK_EVERY else NUM_FORKED_ANSWERS
+        questions.append(_ask(document, generator, num_answers))
+    return questions
+
+
+def _choose(generator: np.random.Generator, progress: float, num_documents: int) -> int:
+    """Choose a document: mostly one of the few of this stretch of time, sometimes any."""
+    if generator.random() < SHARE_OF_LATE:
+        return int(generator.integers(num_documents))
+    first = int(progress * num_documents)
+    return (first + int(generator.integers(DOCUMENTS_AT_ONCE))) % num_documents
+
+
+def _ask(document: Document, generator: np.random.Generator, num_answers: int) -> Question:
+    fact = int(generator.integers(len(document.facts)))
+    prompt = np.concatenate([document.tokens(), document.question(fact)])
+    return Question(prompt, document.answer(fact), num_answers)
+
+
+FOLDER: Final = Path(__file__).parent / "model"
+"""``config.json`` and ``model.safetensors``, as transformers reads them."""
+SHA256: Final = "2a79a8c2e7211af9a23af53ed508716b56492e24de65cd1ebdd3182c9cf73517"
+"""Digest of ``model.safetensors``. Another training run reaches the same accuracy, with other weights."""
+
+
+def load_trained(folder: Path = FOLDER, *, max_positions: int | None = None) -> compat.Model:
+    """Load the model in float32, in evaluation mode.
+
+    Args:
+        folder: folder of the model's files.
+        max_positions: most positions of a sequence, for benchmarks that do not use the answers; None: as trained.
+
+    Raises:
+        ConfigurationError: the weights are missing, or have another digest than :data:`SHA256`.
+    """
+    file = folder / "model.safetensors"
+    try:
+        content = file.read_bytes()
+        config = json.loads((folder / "config.json").read_text())
+    except OSError as problem:
+        raise ConfigurationError(
+            f"the demonstration's model cannot be read: {problem}. Install pagedkv again"
+        ) from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHA256:
+        raise ConfigurationError(
+            f"{file} is not the model that was trained: its SHA-256 is {found}, not {SHA256}. Install pagedkv again, "
+            "or put the new digest into pagedkv.engine.demo.serving if you have trained another model"
+        )
+    weights = {name: tensor.float() for name, tensor in safetensors.torch.load(content).items()}
+    given = {} if max_positions is None else {"max_position_embeddings": max_positions}
+    return compat.make_llama({**config, **given}, weights)
+
+
+def load_demo(device: str = "auto") -> tuple[compat.Model, Tokenizer]:
+    """Load the model and its tokenizer, which has a chat template.
+
+    Args:
+        device: for its weights and blocks, as of :func:`~pagedkv.engine.loading.usable_device`; with ``auto``
+            it is on the CPU, which is fast enough for it.
+
+    Raises:
+        ConfigurationError: as of :func:`load_trained`, or there is no such device.
+    """
+    tokenizer: Tokenizer = compat.load_tokenizer(str(FOLDER))
+    model: Any = load_trained()
+    return model if device == "auto" else model.to(usable_device(device)), tokenizer

@@ -2,13 +2,10 @@
 
 ::
 
-    parameters          SamplingParams: the parameters of a request
-    sequence            the state of one sequence: history, bad_words
-    sampler             a batch: adjusting, then choosing (tiles, thresholds, drawing, noise), then foreign, logprobs
-    ahead               a batch on a GPU: adjusting, and the device's kernels, without a wait of the host
-    sampled_tokens, pending   the sampled tokens, and those that are still being copied to the host (sending)
-    stopping, text      when an answer ends, and its text
-    beams               beam search, scored
+    parameters   SamplingParams: the parameters of a request
+    sequence     the state of one sequence: history, bad words, text, and when it ends
+    sampler      a batch: adjusted scores, then drawing (tiles, thresholds, noise), foreign, logprobs
+    beams        beam search, scored
 
 Needs torch, and neither a model nor a cache. See ``docs/decisions/0028-sampling.md``.
 
@@ -21,15 +18,21 @@ tensor([7], dtype=torch.int32)
 >>> sequence.append(answer.token_ids.tolist())
 """
 
-from pagedkv.engine.sampling.adjusting import Place, beam_logprobs
 from pagedkv.engine.sampling.beams import BeamSearch, BeamStep, FinishedBeam
 from pagedkv.engine.sampling.drawing import seed_of
 from pagedkv.engine.sampling.foreign import NOT_READY, LogitsProcessor, TokenMatcher, XGrammarMatcher
 from pagedkv.engine.sampling.logprobs import SlicedLogprobs, TokenLogprobs, prompt_logprobs
 from pagedkv.engine.sampling.parameters import SamplingParams, bad_words_as_ids
-from pagedkv.engine.sampling.sampler import NO_TOKEN, BatchSampler, PendingTokens, SampledTokens, WaitingRow
-from pagedkv.engine.sampling.sequence import SampledSequence
-from pagedkv.engine.sampling.stopping import AnswerText, Ending, FinishReason, StopDetector
+from pagedkv.engine.sampling.sampler import (
+    NO_TOKEN,
+    BatchSampler,
+    PendingTokens,
+    Place,
+    SampledTokens,
+    WaitingRow,
+    beam_logprobs,
+)
+from pagedkv.engine.sampling.sequence import AnswerText, Ending, FinishReason, SampledSequence, StopDetector
 
 __all__ = [
     "NOT_READY",

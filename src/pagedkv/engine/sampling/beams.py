@@ -1,7 +1,7 @@
 """Beam search, scored as transformers does it: which beams go on, which are finished, and whether the search is over.
 
 Pure: tokens and scores in, tokens and parents out, without model and cache. The engine computes the log-probabilities
-of the beams (:func:`~pagedkv.engine.sampling.adjusting.beam_logprobs`), and forks or frees sequences by
+of the beams (:func:`~pagedkv.engine.sampling.sampler.beam_logprobs`), and forks or frees sequences by
 :attr:`BeamStep.parents`. The rules are those of transformers' ``generate(num_beams=...)`` without sampling:
 
 - Of all continuations of all beams the best ``num_beams * max(2, 1 + number of end tokens)`` are looked at, so that

@@ -58,7 +58,7 @@ __all__ = [
     "SLACK",
     "TILE_SIZE",
     "WINDOW",
-    "Filters",
+    "RowFilters",
     "TiledScores",
     "as_scores",
     "draw",
@@ -229,7 +229,7 @@ WINDOW: Final = 64
 """How many of the greatest scores are looked at first; where they do not suffice the whole row is sorted."""
 
 
-class Filters(NamedTuple):
+class RowFilters(NamedTuple):
     """The filters of rows, each array ``[rows]`` and on the scores' device.
 
     Args:
@@ -245,7 +245,7 @@ class Filters(NamedTuple):
     min_p: torch.Tensor
 
 
-def thresholds(tiles: TiledScores, filters: Filters, window: torch.Tensor) -> torch.Tensor:
+def thresholds(tiles: TiledScores, filters: RowFilters, window: torch.Tensor) -> torch.Tensor:
     """Find the least score that each row keeps: float32 ``[rows]``, -inf where all are kept.
 
     Args:
@@ -263,7 +263,7 @@ def thresholds(tiles: TiledScores, filters: Filters, window: torch.Tensor) -> to
     return least
 
 
-def _of_top(tiles: TiledScores, filters: Filters, window: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _of_top(tiles: TiledScores, filters: RowFilters, window: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Find thresholds by top-k and top-p, of chosen rows: in the window, and where it is too small in all."""
     rows, window = filters.rows[chosen], window[chosen]
     temperatures, top_k, top_p = filters.temperatures[chosen], filters.top_k[chosen], filters.top_p[chosen]

@@ -1,48 +1,52 @@
-"""From logits to sampled tokens: choosing, what is pending on the device, rows that wait or fail.
+"""From logits to sampled tokens: one for each row of logits, by the parameters of that row.
 
-Chooses tokens from adjusted scores: for greedy rows, and with temperature, filters and noise for drawn rows.
-
-The parameters of many requests become columns, so that all rows of one kind are computed together. A row whose greatest
-score is not finite gets no token and fails; the other rows do not.
-
-SampledTokens: what a step sampled; WaitingRow: a row that has no token yet.
-
-PendingTokens: the sampled tokens of a step, which the device may still be computing.
-
-The next step reads the token ids on the device. The host waits for its copy only when it needs it.
-
-The tokens of a step: one for each row of logits, by the parameters of that row. A row costs only what it uses.
-
-::
+A row costs only what it uses. The parameters of many requests become columns, so that all rows of one kind are computed
+together::
 
     logits [rows, vocabulary]
-      bias, penalties, bans        all rows with them, at once                        (adjusting)
+      bias, penalties, bans        all rows with them, at once: few scores, read, changed and put back afterwards
       greatest, or filters, noise  all rows without foreign processors                (drawing)
       log-probabilities            rows with ``logprobs``, of the unchanged logits    (logprobs)
       foreign processors           row by row, after all others, then that row's
                                    filters, noise and log-probabilities               (foreign)
 
-On a GPU :meth:`BatchSampler.begin` samples without a wait of the host (:mod:`~pagedkv.engine.sampling.ahead`).
+Scores are adjusted in the order of transformers: bias, repetition penalty, (presence and frequency, which it lacks,)
+bad words, minimum length. A row whose foreign processor is not ready is returned as waiting, with its scores, and
+:meth:`BatchSampler.resume` tries it again. A row that cannot be sampled, as where its greatest score is not finite, is
+returned as failed, with the error. Neither affects the other rows. The sampler keeps no state between calls: that is in
+each :class:`~pagedkv.engine.sampling.sequence.SampledSequence`.
 
-A row whose foreign processor is not ready is returned as waiting, with its scores, and :meth:`BatchSampler.resume`
-tries it again. A row that cannot be sampled is returned as failed, with the error. Neither affects the other rows. The
-sampler keeps no state between calls: that is in each
-:class:`~pagedkv.engine.sampling.sequence.SampledSequence`.
+On a GPU :meth:`BatchSampler.begin` samples without a wait of the host, which can schedule the next step meanwhile; the
+next step reads the tokens on the device. The rules and the noise are the same, by other kernels: thresholds are found
+without sorting, and every token is perturbed, since the lengths of lists of candidates would be known on the device
+alone::
+
+    scores [rows, vocabulary]
+      bias, penalties, bans        written in place, and undone after the rest
+      find_least, draw_tokens      of all rows at once, greedy ones among them                 (device.kernels)
+      greatest score               shows why a row has no token
+      log-probabilities            of the unchanged logits                                     (logprobs)
+    words int32 [2, rows]          copied to the host
+
+Parameters are sent as one array of 64-bit words::
+
+    [6, rows]   seeds | samples | positions | top_k | top_p, float64 | temperatures and min_p, float32
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Final, NamedTuple, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.device import kernels_for
-from pagedkv.engine.sampling.adjusting import Adjustment, Place, features_of, fetched
-from pagedkv.engine.sampling.ahead import choose_ahead
+from pagedkv.device import Draws, Filters, kernels_for
 from pagedkv.engine.sampling.drawing import (
     WINDOW,
-    Filters,
+    RowFilters,
     TiledScores,
     as_scores,
     draw,
@@ -52,22 +56,30 @@ from pagedkv.engine.sampling.drawing import (
     tiled,
 )
 from pagedkv.engine.sampling.foreign import apply_foreign
-from pagedkv.engine.sampling.logprobs import LogprobColumns, TokenLogprobs, logprobs_of
-from pagedkv.engine.sampling.sequence import Feature
+from pagedkv.engine.sampling.logprobs import LogprobColumns, TokenLogprobs, logprob_columns, logprobs_of
+from pagedkv.engine.sampling.sequence import Feature, SampledSequence
 from pagedkv.errors import ConfigurationError, SamplingError
 
 __all__ = [
     "NO_TOKEN",
+    "Adjustment",
+    "Ahead",
     "BatchSampler",
     "Chosen",
     "PendingTokens",
+    "Place",
     "SampledTokens",
     "WaitingRow",
+    "beam_logprobs",
     "choose",
+    "choose_ahead",
     "choose_greatest",
     "chosen_of_words",
+    "features_of",
+    "fetched",
     "greatest_words",
     "kept_least",
+    "sent",
 ]
 NO_TOKEN: Final = -1
 """The token id of a row that waits or has failed."""
@@ -84,6 +96,18 @@ class Chosen(NamedTuple):
 
     token_ids: torch.Tensor
     failures: dict[int, Exception]
+
+
+class Place(NamedTuple):
+    """The sequence of a row of logits, with the drafts between its answer and the row.
+
+    Args:
+        sequence: the sequence.
+        drafts: drafts after the answer that precede this row's position, not accepted yet.
+    """
+
+    sequence: SampledSequence
+    drafts: Sequence[int] = ()
 
 
 def choose(tiles: TiledScores, rows: Sequence[int], places: Sequence[Place]) -> Chosen:
@@ -158,11 +182,11 @@ def kept_least(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) 
     return thresholds(tiles, _filters(rows, places), tiles.largest(rows, WINDOW)[1])
 
 
-def _filters(rows: torch.Tensor, places: Sequence[Place]) -> Filters:
+def _filters(rows: torch.Tensor, places: Sequence[Place]) -> RowFilters:
     """Put the parameters of rows into columns, with a temperature of 1 for a greedy row."""
     params = [place.sequence.params for place in places]
     device = rows.device
-    return Filters(
+    return RowFilters(
         rows,
         _column([each.temperature or 1.0 for each in params], torch.float32, device),
         _column([each.top_k for each in params], torch.int64, device),
@@ -446,3 +470,193 @@ class _Answer:
             count = sequence.params.logprobs or 0
             token_ids = chosen.token_ids.tolist()
             self._logprobs[row] = logprobs_of(tiled(waiting.logits), [0], token_ids, [count])[0]
+
+
+def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy numbers to a device. From pageable memory the host would wait until the device is done with earlier work."""
+    if device.type != "cuda" or numbers.is_cuda:
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)
+
+
+def fetched(numbers: torch.Tensor) -> torch.Tensor:
+    """Begin to copy numbers to the host. The copy is complete once an event that is recorded after this call is."""
+    return numbers.to("cpu", non_blocking=True)  # into pinned memory
+
+
+def features_of(places: Iterable[Place]) -> int:
+    """Return the features that at least one row uses, as bits of :class:`Feature`."""
+    features: int = Feature.NONE
+    for place in places:
+        features |= place.sequence.features
+    return features
+
+
+NO_IDS: Final = np.zeros(0, np.int64)
+
+
+@final
+class Adjustment:
+    """The changes to one batch of scores. Cost: O(tokens that are changed), on the host and on the device.
+
+    Args:
+        scores: float32 ``[rows, vocabulary]``, contiguous; changed by :meth:`apply` until :meth:`undo`.
+        places: the sequence of each row.
+    """
+
+    def __init__(self, scores: torch.Tensor, places: Sequence[Place]) -> None:
+        self._flat = scores.view(-1)
+        self._vocab_size = scores.shape[1]
+        self._places = places
+        self._undone: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._has_changed = False
+
+    def apply(self, features: int) -> None:
+        """Change the scores.
+
+        Args:
+            features: bits of at least all features that rows of the batch use; others are skipped.
+        """
+        if features & Feature.BIAS:
+            self._add_bias()
+        if features & Feature.PENALTIES:
+            self._penalise()
+        if features & Feature.BANS:
+            self._ban()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a score was changed, also after it was put back."""
+        return self._has_changed
+
+    def undo(self) -> None:
+        """Put back what was changed."""
+        while self._undone:
+            where, before = self._undone.pop()
+            self._flat[where] = before
+
+    def _add_bias(self) -> None:
+        with_bias = self._asking(Feature.BIAS)
+        where = self._where((row, place.sequence.bias_ids) for row, place in with_bias)
+        bias = self._on_device(np.concatenate([place.sequence.bias_values for _, place in with_bias]))
+        before = self._flat.index_select(0, where)
+        self._write(where, before, before + bias)
+
+    def _penalise(self) -> None:
+        penalised = self._asking(Feature.PENALTIES)
+        counted = [place.sequence.counts(place.drafts) for _, place in penalised]
+        where = self._where((row, counts.token_ids) for (row, _), counts in zip(penalised, counted, strict=True))
+        counts = self._on_device(np.concatenate([each.counts for each in counted]))
+        params = [place.sequence.params for _, place in penalised]
+        numbers = [(each.repetition_penalty, each.frequency_penalty, each.presence_penalty) for each in params]
+        of_rows = np.array(numbers, np.float32).repeat([len(each.counts) for each in counted], axis=0)
+        repetition, frequency, presence = self._on_device(np.ascontiguousarray(of_rows.T))
+        before = self._flat.index_select(0, where)
+        scores = torch.where(before < 0, before * repetition, before / repetition)
+        scores -= frequency * counts
+        scores -= presence * (counts > 0)
+        self._write(where, before, scores)
+
+    def _ban(self) -> None:
+        banned = [(row, place.sequence.banned(place.drafts)) for row, place in self._asking(Feature.BANS)]
+        where = self._where((row, np.array(tokens, np.int64)) for row, tokens in banned)
+        before = self._flat.index_select(0, where)
+        self._write(where, before, torch.full_like(before, -torch.inf))
+
+    def _asking(self, feature: int) -> list[tuple[int, Place]]:
+        return [(row, place) for row, place in enumerate(self._places) if place.sequence.features & feature]
+
+    def _where(self, tokens_of_rows: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> torch.Tensor:
+        """Return the places of tokens of rows in the flat scores: int64."""
+        flat = [row * self._vocab_size + tokens for row, tokens in tokens_of_rows]
+        return self._on_device(np.concatenate([NO_IDS, *flat]))
+
+    def _on_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return sent(torch.from_numpy(array), self._flat.device)
+
+    def _write(self, where: torch.Tensor, before: torch.Tensor, scores: torch.Tensor) -> None:
+        self._undone.append((where, before))
+        self._has_changed = True
+        self._flat[where] = scores
+
+
+def beam_logprobs(logits: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+    """Give what beams are scored by, as transformers does: log-softmax, then bias, penalties and bans.
+
+    Args:
+        logits: float32 ``[beams, vocabulary]``; not changed.
+        places: whose beams they are; foreign processors are not applied.
+
+    Returns:
+        float32 of the same shape.
+    """
+    scores = logits.log_softmax(dim=1)
+    Adjustment(scores, places).apply(features_of(places))
+    return scores
+
+
+class Ahead(NamedTuple):
+    """Tokens on the device.
+
+    Args:
+        words: int32 ``[2, rows]`` on the device: tokens, and the bits of each row's greatest score.
+        logprobs: of the rows with ``logprobs``; None if there are none.
+    """
+
+    words: torch.Tensor
+    logprobs: LogprobColumns | None
+
+
+def choose_ahead(scores: torch.Tensor, places: Sequence[Place], features: int, kernels: ModuleType) -> Ahead:
+    """Choose a token for every row, in the device's stream; the host does not wait.
+
+    Args:
+        scores: float32 ``[rows, vocabulary]``, contiguous; changed, and restored in the same stream.
+        places: the sequence of each row, without foreign processors; at least one.
+        features: bits of the features that rows use.
+        kernels: the kernels of the scores' device.
+
+    Cost: two passes over the scores, up to 32 more for rows with top-k and top-p, and noise for all drawn rows' tokens.
+    """
+    num_rows = len(places)
+    draws, filters = _parameters(places, scores.device)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
+    adjustment = Adjustment(scores, places)
+    try:
+        adjustment.apply(features)
+        if features & Feature.FILTERS:
+            kernels.find_least(filters, scores, draws.least)
+        kernels.draw_tokens(draws, scores, token_ids)
+        greatest = scores.amax(dim=1)
+    finally:
+        adjustment.undo()
+    words = torch.stack([token_ids.int(), greatest.view(torch.int32)])
+    if not features & Feature.LOGPROBS:
+        return Ahead(words, None)
+    rows = [row for row, place in enumerate(places) if place.sequence.params.logprobs is not None]
+    counts = [places[row].sequence.params.logprobs or 0 for row in rows]
+    at = sent(torch.tensor(rows), scores.device)
+    return Ahead(words, logprob_columns(tiled(scores), rows, at, token_ids[at].clamp(min=0), counts))
+
+
+def _parameters(places: Sequence[Place], device: torch.device) -> tuple[Draws, Filters]:
+    """Send the rows' parameters to the device, as one copy; nothing is filtered yet."""
+    num_rows = len(places)
+    words = np.empty((6, num_rows), np.int64)
+    top_p, floats = words[4].view(np.float64), words[5].view(np.float32)
+    params = [place.sequence.params for place in places]
+    words[0] = [place.sequence.seed for place in places]
+    words[1] = [place.sequence.sample for place in places]
+    words[2] = [place.sequence.position(place.drafts) for place in places]
+    words[3] = [each.top_k for each in params]
+    top_p[:] = [each.top_p for each in params]
+    floats[:num_rows] = [each.temperature for each in params]
+    floats[num_rows:] = [each.min_p for each in params]
+    there = sent(torch.from_numpy(words), device)
+    of_device = there[5].view(torch.float32)
+    temperatures, min_p = of_device[:num_rows], of_device[num_rows:]
+    least = torch.full((num_rows,), -torch.inf, device=device)
+    return (
+        Draws(temperatures, least, there[0], there[1], there[2]),
+        Filters(temperatures, there[3], there[4].view(torch.float64), min_p),
+    )

@@ -1,4 +1,4 @@
-"""EngineTiers: the tiers of one engine, as the engine's loop calls them.
+"""EngineTiers: the tiers of one engine, as the engine's loop calls them, and what they hand over to other engines.
 
 ::
 
@@ -15,35 +15,58 @@ tier delays a request by its deadline at most, and the request then computes the
 An engine may be garbage-collected without having been closed. The garbage collector runs a finalizer in whatever thread
 it happens to run in, also in a thread of such a store, amid a change of that store. So the finalizer only puts a word
 into a queue, and a thread of its own closes the stores.
+
+A :class:`HandOff` tells where a prompt's blocks lie in shared tiers, for another engine, which goes on from there::
+
+    engine A, which computes prompts           engine B, which decodes
+    hand_over(prompt): flush, list    ----->   take_over(hand_off, prompt): compare the fingerprint, list
+                                               generate(prompt): its blocks are loaded
+
+The bytes go through a medium that both engines have: a folder, Redis, an object store. A hand-off has positions, the
+fingerprint of the content and a digest of the prompt, and no tokens and no salt: the second engine computes the names
+of the blocks from its own. With a link on both sides (:class:`~pagedkv.engine.prefix_file.NixlLink`) the bytes go from
+memory to memory instead, and are in the second engine's cache when :func:`take_over_direct` returns.
 """
 
 import atexit
+import hashlib
+import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, final
+from typing import Any, Final, final
 
 from pagedkv.contract.answers import TierEvents
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import RequestKeys
+from pagedkv.engine.content import StoredContent
+from pagedkv.engine.prefix_file import NixlLink, bring_frames, cached_frames
 from pagedkv.engine.request import EngineRequest
-from pagedkv.engine.tiering.content import StoredContent
-from pagedkv.engine.tiering.hand_off import HandOff, announce, entries_of
-from pagedkv.engine.tiering.open_tier import LOG, OpenTier
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.scheduling import Batch, Request
 from pagedkv.space import BlockSpace, PrefixHit, SpaceObserver
-from pagedkv.tiers import Identity, Tier, end_key_of
+from pagedkv.tiers import BreakerState, HostMemory, Identity, RunChain, SharedStore, Tier, end_key_of
 from pagedkv.tiers.entry_blocks import EntryLayout
-from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, TierCause, TierStatistics
-from pagedkv.tiers.tier_events import TierEventLog, published_medium
+from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, ServedTier, TierCause, TierStatistics
+from pagedkv.tiers.tier_events import MOST_TIER_EVENTS, TierEventLog, published_medium
 from pagedkv.tiers.tier_loads import TierLoads
 from pagedkv.tiers.tier_offers import TierOffers
 
-__all__ = ["DroppedStores", "EngineTiers"]
+__all__ = [
+    "LOG",
+    "DroppedStores",
+    "EngineTiers",
+    "HandOff",
+    "OpenTier",
+    "announce",
+    "entries_of",
+    "hand_over_direct",
+    "take_over_direct",
+]
 LONGEST_WAIT_S: Final = 0.005
 """Longest wait of a step without work for a load; short, since the engine's thread takes no commands meanwhile."""
 AT_EXIT_S: Final = 10.0
@@ -54,6 +77,32 @@ WHEN_DROPPED_S: Final = 1.0
 """The same for an engine that is garbage-collected without having been closed."""
 LAST_CALLS_S: Final = 0.1
 """Seconds for the last calls of a store to end, when the time for writes is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """The entries of one prompt in shared tiers. Its fields are plain values, which JSON has too.
+
+    Args:
+        fingerprint: of layout, weights and versions, as hexadecimal digits: equal where keys and values are.
+        num_tokens: leading tokens of the prompt that can be loaded.
+        run_tokens: tokens of a run.
+        runs: by name of the tier: numbers of the stored runs, and their bytes.
+        ends: by name of the tier: positions, in tokens, of the stored ends, and their bytes.
+        media: by name of the tier: its medium.
+        direct: where the frames of the prompt are in the memory of its engine, for a
+            :class:`~pagedkv.engine.NixlLink`; None: they are in tiers.
+        prompt: digest of these tokens with their salt, as hexadecimal digits; empty: unknown.
+    """
+
+    fingerprint: str
+    num_tokens: int
+    run_tokens: int
+    runs: Mapping[str, Sequence[tuple[int, int]]]
+    ends: Mapping[str, Sequence[tuple[int, int]]]
+    media: Mapping[str, str]
+    direct: Mapping[str, Any] | None = None
+    prompt: str = ""
 
 
 @final
@@ -425,6 +474,78 @@ def _drop(dropped: DroppedStores, at_exit: Callable[[], None]) -> None:
     dropped.close()
 
 
+@final
+class OpenTier(ServedTier):
+    """A tier and its counts. The driving thread changes it.
+
+    Args:
+        spec: as its user wrote it.
+        identity: of the content.
+        entry_nbytes: about the bytes of an entry.
+        memory: host memory for what is read; None: plain memory.
+        records_events: whether the store records events of its entries, to be drained.
+
+    Attributes:
+        store: the store of the present identity.
+
+    Raises:
+        ConfigurationError: the medium does not answer; the message states what was tried.
+    """
+
+    store: SharedStore
+
+    def __init__(
+        self,
+        spec: Tier,
+        identity: Identity,
+        entry_nbytes: int,
+        memory: HostMemory | None = None,
+        *,
+        records_events: bool = False,
+    ) -> None:
+        self.spec = spec
+        self._memory = memory
+        config = spec.store_config(entry_nbytes)
+        most = min(2**31 - 1, config.max_entries + MOST_TIER_EVENTS)
+        self._config = replace(config, max_events=most) if records_events else config
+        super().__init__(spec.name, spec.medium, spec.loads, spec.deadline_s, self._opened(identity))
+        self._was_out = False
+        self._num_lost = 0
+
+    def _opened(self, identity: Identity) -> SharedStore:
+        body = self.spec.open_body(identity.fingerprint, self._memory)
+        try:
+            rescan_s = self.spec.rescan_s or None
+            return SharedStore(body, identity, self._config, secret=self.spec.secret, rescan_s=rescan_s)
+        except BaseException:
+            body.close()
+            raise
+
+    def renew(self, identity: Identity) -> None:
+        """Exchange the store for one of another identity. Raises ConfigurationError; the old one is closed anyway."""
+        self.store.close(RENEWED_WITHIN_S)
+        self.num_dropped += self.store.num_lost
+        self.store = self._opened(identity)
+
+    def take_num_lost(self) -> int:
+        """Return how much was to be stored since the last call and was not."""
+        num_before, self._num_lost = self._num_lost, self.num_dropped + self.store.num_lost
+        return self._num_lost - num_before
+
+    def log_outage(self) -> None:
+        """Log one line when the tier goes out of service, and one when it is back: when a call has succeeded."""
+        breaker = self.store.breaker
+        is_out = breaker is BreakerState.OPEN or (self._was_out and breaker is BreakerState.PROBING)
+        if is_out != self._was_out:
+            self._was_out = is_out
+            if is_out:
+                LOG.warning(
+                    "tier %s is out of service, its content is computed instead: %s", self.name, self.store.last_problem
+                )
+            else:
+                LOG.warning("tier %s is in service again", self.name)
+
+
 def _close(tiers: Sequence[OpenTier], until: float) -> None:
     """Let stores write until a time, and end them."""
     for tier in tiers:
@@ -446,3 +567,128 @@ def _close_when_asked(asked: "SimpleQueue[Callable[[], None] | None]", closed: "
     if close is not None:
         close()
         closed.put(None)
+
+
+LOG: Final = logging.getLogger("pagedkv.tiers")
+RENEWED_WITHIN_S: Final = 1.0
+"""Longest wait for writes under the old weights, while the engine's thread waits for new stores."""
+DOMAIN: Final = b"pagedkv prompt of a hand-off 1"
+PRIVATE: Final = "host"
+"""The medium that only its own process can read."""
+
+
+def hand_over_direct(
+    link: NixlLink, content: StoredContent, space: BlockSpace, token_ids: Int32Array, keys: RequestKeys
+) -> HandOff:
+    """Offer the frames of what is cached of a prompt by a link; return where they are."""
+    layout = EntryLayout(space.config.groups, content.nbytes)
+    num_tokens, frames = cached_frames(content, space, token_ids, keys)
+    direct = link.offer(list(frames)) if num_tokens else None
+    fingerprint = content.identity(layout.blocks_per_run).fingerprint.hex()
+    return HandOff(fingerprint, num_tokens, layout.run_tokens, {}, {}, {}, direct)
+
+
+def take_over_direct(
+    hand_off: HandOff,
+    link: NixlLink,
+    timeout_s: float,
+    content: StoredContent,
+    space: BlockSpace,
+    token_ids: Int32Array,
+    keys: RequestKeys,
+) -> int:
+    """Bring a hand-off from the memory of its engine into the cache; return how many leading tokens it has.
+
+    Raises:
+        ConfigurationError: the content or the prompt is another one, or the frames cannot be read; nothing is changed.
+    """
+    layout = EntryLayout(space.config.groups, content.nbytes)
+    _require_same(hand_off, content.identity(layout.blocks_per_run).fingerprint)
+    if hand_off.direct is None:
+        return 0  # nothing was cached
+    return bring_frames("the hand-off", link.fetch(hand_off.direct, timeout_s), content, space, keys, prompt=token_ids)
+
+
+def entries_of(
+    tiers: Sequence[OpenTier], layout: EntryLayout, chain: RunChain, fingerprint: bytes, num_tokens: int
+) -> HandOff:
+    """List the entries of a chain in all tiers but those in host memory.
+
+    Args:
+        tiers: the engine's tiers; layout: of entries.
+        chain: the runs and ends of the prompt.
+        fingerprint: of the engine's content.
+        num_tokens: leading tokens that can be loaded.
+    """
+    shared = [tier for tier in tiers if tier.medium != PRIVATE]
+    numbers = range(num_tokens // layout.run_tokens) if layout.has_runs else range(0)
+    places = range(1, num_tokens // layout.block_size + 1) if layout.has_ends else range(0)
+    return HandOff(
+        fingerprint.hex(),
+        num_tokens,
+        layout.run_tokens,
+        {tier.name: _there(tier, numbers, [chain.runs[number].key for number in numbers]) for tier in shared},
+        {
+            tier.name: _there(tier, [place * layout.block_size for place in places], list(map(chain.end_key, places)))
+            for tier in shared
+        },
+        {tier.name: tier.medium for tier in shared},
+        prompt=_digest_of(chain, num_tokens // layout.block_size),
+    )
+
+
+def announce(
+    hand_off: HandOff, tiers: Sequence[OpenTier], layout: EntryLayout, chain: RunChain, fingerprint: bytes
+) -> None:
+    """List the entries of a hand-off in the tiers of the same name, or else in the only one of the same medium.
+
+    Nothing is listed for another prompt, or under another salt: those entries are not there.
+
+    Args:
+        hand_off: of the other engine.
+        tiers, layout, chain, fingerprint: of this one, as in :func:`entries_of`.
+
+    Raises:
+        ConfigurationError: the content is another one, the prompt is shorter, or there is no such tier.
+    """
+    _require_same(hand_off, fingerprint)
+    if hand_off.num_tokens > chain.num_blocks * layout.block_size:
+        raise ConfigurationError(
+            f"the hand-off has {hand_off.num_tokens} tokens of its prompt, and this prompt has "
+            f"{chain.num_blocks * layout.block_size} in whole blocks: pass the prompt that was handed over"
+        )
+    if hand_off.prompt and hand_off.prompt != _digest_of(chain, hand_off.num_tokens // layout.block_size):
+        return
+    for name, medium in hand_off.media.items():
+        tier = _same_tier(name, medium, tiers)
+        keys = [chain.runs[number].key for number, _ in hand_off.runs[name]]
+        keys += [chain.end_key(place // layout.block_size) for place, _ in hand_off.ends[name]]
+        tier.store.announce(keys, [nbytes for _, nbytes in (*hand_off.runs[name], *hand_off.ends[name])])
+
+
+def _digest_of(chain: RunChain, num_blocks: int) -> str:
+    """Digest a prompt up to a block, so that its blocks' names cannot be told from it."""
+    return hashlib.sha256(DOMAIN + chain.end_key(num_blocks)).hexdigest()
+
+
+def _require_same(hand_off: HandOff, fingerprint: bytes) -> None:
+    if hand_off.fingerprint != fingerprint.hex():
+        raise ConfigurationError(
+            f"the hand-off has content of fingerprint {hand_off.fingerprint:.12}..., this engine "
+            f"{fingerprint.hex():.12}...: both need the same weights, dtype, block size and versions"
+        )
+
+
+def _there(tier: OpenTier, places: Sequence[int], keys: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return the places whose keys a tier has, and the bytes of their entries."""
+    return [(place, nbytes) for place, nbytes in zip(places, tier.store.sizes_of(keys), strict=True) if nbytes]
+
+
+def _same_tier(name: str, medium: str, tiers: Sequence[OpenTier]) -> OpenTier:
+    same = [tier for tier in tiers if tier.name == name] or [tier for tier in tiers if tier.medium == medium]
+    if len(same) != 1:
+        raise ConfigurationError(
+            f"the hand-off is in the tier {name!r}, and this engine has {[tier.name for tier in tiers]}: configure "
+            "that tier, or one of its medium"
+        )
+    return same[0]

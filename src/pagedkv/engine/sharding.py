@@ -19,7 +19,6 @@ from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
 
 __all__ = ["shard"]
-
 KEY_VALUE: Final = ("k_proj", "v_proj")
 AddUp = Callable[[torch.Tensor], object]
 

@@ -1,51 +1,56 @@
-"""The blocks of a model on several ranks, for tiers: whole ones, of the heads of all ranks.
+"""A model on several ranks as tiers see it: whole blocks, of the heads of all ranks; and the loop of the other ranks.
 
-WholeBlocks: blocks of all heads, put together from those of the ranks, and cut into them. Bytes only.
-
-A block of a group with keys and values has, for each layer, the keys of all its tokens and then their values, and each
-token's heads one after another. So the heads of a rank are a slice of one axis::
+It has the identity and the bytes of the same model in one process, so engines on any number of ranks share tiers and
+files of prefixes. Rank 0 has the tiers. A block of a group with keys and values has, for each layer, the keys of all
+its tokens and then their values, and each token's heads one after another. So the heads of a rank are a slice of one
+axis::
 
     whole block    layer 0 keys [tokens, heads, bytes of a key] | values [tokens, heads, bytes of a value] | layer 1 ...
     of a rank                           `-- its heads
 
 :mod:`~pagedkv.contract.head_slices` has the slices. Latents and states have no heads: they are whole on
-each rank.
-
-Bytes of whole blocks of an engine on several ranks, for tiers: gathered at rank 0, and sent out from there.
-
-::
+each rank. Blocks are gathered at rank 0, and sent out from there::
 
     read    rank 0: "send blocks 4, 7" --> the other ranks copy them to the host, and send them
             rank 0 puts the heads of all ranks together                                          --> a tier
     write   a tier --> rank 0 cuts whole blocks by heads, and sends each rank its own            --> blocks of each rank
 
 The other ranks do this between two steps, in the order in which rank 0 sends it, so blocks have the content of the same
-step on all ranks. The messages are those of :class:`~pagedkv.engine.ranks.rank_group.RankGroup`.
-
-RankedContent: the content of a model on several ranks, as that of the whole model.
-
-It has the identity and the bytes of the same model in one process, so engines on any number of ranks share tiers and
-files of prefixes. Rank 0 has the tiers.
+step on all ranks. The messages are those of :class:`~pagedkv.engine.ranks.RankGroup`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, assert_never, final
 
 import numpy as np
+import torch
 
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.head_slices import head_slices, heads_of_rank
-from pagedkv.device import FP8_TYPES, CopyTicket, GroupShape, KeyValueShape, KVStorage, LatentShape, StateShape
-from pagedkv.engine.ranks.rank_group import RankGroup, SentCopy
-from pagedkv.engine.tiering import block_bytes_with_staging, identity_of, open_tier_memory, scales_of
+from pagedkv.device import (
+    FP8_TYPES,
+    CopyTicket,
+    GroupShape,
+    KeyValueShape,
+    KVStorage,
+    LatentShape,
+    PlanExecutor,
+    StateShape,
+    StepInputs,
+)
+from pagedkv.engine.content import block_bytes_with_staging, open_tier_memory, scales_of
+from pagedkv.engine.identity import identity_of
+from pagedkv.engine.ranks import RankGroup, SentCopy, SentStep
+from pagedkv.engine.runner import ModelRunner
 from pagedkv.errors import ConfigurationError, RankLostError
 from pagedkv.probe import compat
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.tiers import HostMemory, Identity, Tier
 from pagedkv.tiers.entry_blocks import BlockBytes, CopyEnd, HostBlocks, Rows
 
-__all__ = ["OtherRankBlocks", "RankedBlockBytes", "RankedContent", "WholeBlocks", "WholeModel"]
+__all__ = ["OtherRankBlocks", "RankedBlockBytes", "RankedContent", "WholeBlocks", "WholeModel", "follow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,3 +328,31 @@ def _require_parts(whole: EngineGroups, part: EngineGroups) -> None:
                 f"an engine on several ranks has no tiers for {reason}, as group {spec.pool!r} has them: leave out "
                 "`tiers`"
             )
+
+
+def _compute(runner: ModelRunner, sent: SentStep, inputs: StepInputs) -> torch.Tensor:
+    return runner.compute(sent.plan, inputs, sent.batch, is_scored=sent.is_scored)
+
+
+def follow(ranks: RankGroup, executor: PlanExecutor, runner: ModelRunner) -> int:
+    """Carry out steps, and copies of blocks, until rank 0 sends the end; return the number of steps.
+
+    Args:
+        ranks: the group; executor: storage and tables of this rank; runner: its part of the model.
+
+    Raises:
+        RankLostError: another rank is lost. If a step fails on this rank, the other ranks raise it.
+    """
+    num_steps = 0
+    blocks = OtherRankBlocks(ranks, executor.storage)
+    while (sent := ranks.receive()) is not None:
+        if isinstance(sent, SentCopy):
+            blocks.copy(sent)
+            continue
+        if len(sent.batch.token_ids):
+            executor.launch(sent.plan, partial(_compute, runner, sent))
+        else:
+            executor.launch(sent.plan, lambda _: torch.zeros(0))
+        executor.done()
+        num_steps += 1
+    return num_steps
