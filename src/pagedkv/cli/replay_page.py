@@ -24,7 +24,7 @@ import typer
 
 from pagedkv.api_keys import new_key
 from pagedkv.cli.options import InspectOptions, is_loopback
-from pagedkv.engine.step import Finished, Recorder
+from pagedkv.engine.step import Recorder
 from pagedkv.errors import EngineError
 from pagedkv.planner.traces.request import Request
 from pagedkv.scheduling import Batch, Progress, Request as ScheduledRequest
@@ -338,10 +338,10 @@ class ReplayFollower:
         """Report the step that has ended."""
         del end_s
         self._under_way.progressed(progress)
-        step, finished = self._steps.popleft(), Finished(len(progress.finished))
-        if step.is_of_note or finished.num_requests:
+        step, num_finished = self._steps.popleft(), len(progress.finished)
+        if step.is_of_note or num_finished:
             seconds = (0.0, step.seconds or 0.0, 0.0, 0.0)
-            self._inspected.stepped(self._recorder.record_of(step.batch, finished, seconds))
+            self._inspected.stepped(self._recorder.record_of(step.batch, seconds, num_finished=num_finished))
 
     def state(self, *, is_over: bool) -> ReplayState:
         """Return the replay's state; its counts are those of the report."""

@@ -1,6 +1,4 @@
-"""From a step's logits to its answers: rows to be sampled, their drafts, the tokens that answers take.
-
-SampledRow: an answer to be sampled, with its drafts, and its lines of the logits.
+"""From a step's logits to its answers: rows to be sampled, their drafts, the tokens that answers take, rows that wait.
 
 Logits are in the order of the rows. A row with drafts has a line for its own token, then one after each draft::
 
@@ -9,16 +7,11 @@ Logits are in the order of the rows. A row with drafts has a line for its own to
               | token         |       | behind a, behind b   |
     lines       0               1       2, 3, 4
 
-RowLists: the answers that a batch samples, in the batch's order.
-
-Acceptance of drafts: a draft is accepted where it equals the token that is sampled at its position.
-
-After each draft a token is sampled as if all drafts before it were accepted: with the penalties, bans and noise of that
-position. The first of these tokens depends on no draft, and each further one is valid while all drafts before it were
-equal to the sampled tokens. So an answer has the tokens that it would have without drafts, greedy or not, and ends at
-the same place: tokens sampled after one that ends it are dropped.
-
-From a step's logits to its answers: the token of each row, and the rows that wait or fail.
+A draft is accepted where it equals the token that is sampled at its position. After each draft a token is sampled as if
+all drafts before it were accepted: with the penalties, bans and noise of that position. The first of these tokens
+depends on no draft, and each further one is valid while all drafts before it were equal to the sampled tokens. So an
+answer has the tokens that it would have without drafts, greedy or not, and ends at the same place: tokens sampled after
+one that ends it are dropped.
 
 All rows are sampled together (:class:`~pagedkv.engine.sampling.BatchSampler`). A request with a row that waits
 for a foreign processor is held: its other rows keep their tokens, and none of its rows advances until the last one has
@@ -80,7 +73,7 @@ class SampledRow(NamedTuple):
     @property
     def goes_on(self) -> bool:
         """Whether its answer has not ended."""
-        return self.sample.finish_reason is None and not self.request.is_finished
+        return self.sample.finish_reason is None and self.request.finished is None
 
 
 def with_drafts(rows: Sequence[SampledRow], drafts: Drafts) -> list[SampledRow]:
@@ -250,7 +243,7 @@ class Taken:
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class HeldRequest:
     """A request with a row that waits.
 
     Args:
@@ -288,11 +281,14 @@ class Answering:
 
     Args:
         sampler: samples tokens.
+
+    Attributes:
+        held: the requests with a row that waits.
     """
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._held: dict[EngineRequest, _Held] = {}
+        self.held: dict[EngineRequest, HeldRequest] = {}
 
     def begin(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Sampling:
         """Sample a step's rows. Beams advance at once; other answers grow in :meth:`end`.
@@ -320,18 +316,16 @@ class Answering:
         else:
             with torch.inference_mode():  # as in the pass that made these tensors
                 sampled = sampling.pending.wait()
-            taken = self._end_drawn(sampled, sampling.rows, sampling.places)
+            going = [place for place in sampling.places if sampling.rows[place].goes_on]
+            if len(going) == len(sampling.rows):
+                taken = self._take(sampled, sampling.rows)
+            else:
+                lines = dict(
+                    zip(sampling.places, lines_of([sampling.rows[place] for place in sampling.places]), strict=True)
+                )
+                mine = only(sampled, [line for place in going for line in lines[place]])
+                taken = self._take(mine, [sampling.rows[place] for place in going]).among(going, len(sampling.rows))
         return taken if sampling.searched is None else taken.with_searched(sampling.searched)
-
-    def _end_drawn(self, sampled: SampledTokens, rows: Sequence[SampledRow], places: Sequence[int]) -> Taken:
-        """Append the tokens of the rows at these places to their answers, unless these ended meanwhile."""
-        going = [place for place in places if rows[place].goes_on]
-        if len(going) == len(rows):
-            return self._take(sampled, rows)
-        drawn = [rows[place] for place in places]
-        lines = dict(zip(places, lines_of(drawn), strict=True))
-        mine = only(sampled, [line for place in going for line in lines[place]])
-        return self._take(mine, [rows[place] for place in going]).among(going, len(rows))
 
     def _draw(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> PendingTokens:
         with torch.inference_mode():  # as in the pass that made the logits, which are changed here
@@ -343,9 +337,6 @@ class Answering:
     def _take(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
         if any(row.drafts for row in rows):
             return self._take_drafted(sampled, rows)
-        return self._take_sampled(sampled, rows)
-
-    def _take_sampled(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
         token_ids: Int32Array = sampled.token_ids.cpu().numpy()
         if not (sampled.waiting or sampled.failures or sampled.logprobs):
             tokens = token_ids.tolist()
@@ -355,7 +346,7 @@ class Answering:
     def retry_waiting(self) -> list[tuple[EngineRequest, Taken]]:
         """Sample the waiting rows again. Return the requests that do not wait any more, with their results."""
         answers = []
-        for request, held in list(self._held.items()):
+        for request, held in list(self.held.items()):
             places = list(held.waiting)
             with torch.inference_mode():
                 sampled = self._sampler.resume([held.waiting[place] for place in places])
@@ -366,25 +357,20 @@ class Answering:
             held.waiting = {place: row for place, row in held.waiting.items() if row.row in still}
             failure = next(iter(sampled.failures.values()), None)
             if failure is not None or not held.waiting:
-                del self._held[request]
+                del self.held[request]
                 answers.append((request, _taken(request, held, failure)))
         return answers
 
     def forget(self, request: EngineRequest) -> None:
         """Drop a request's waiting rows: it has ended, or is computed again."""
-        self._held.pop(request, None)
-
-    @property
-    def num_held(self) -> int:
-        """Requests with a row that waits."""
-        return len(self._held)
+        self.held.pop(request, None)
 
     def _take_drafted(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
         """Take the tokens of rows: those with drafts one by one, the others together."""
         lines = lines_of(rows)
         others = [place for place, row in enumerate(rows) if not row.drafts]
         plain = only(sampled, [lines[place].start for place in others])
-        taken = self._take_sampled(plain, [rows[place] for place in others]).among(others, len(rows))
+        taken = self._take(plain, [rows[place] for place in others]).among(others, len(rows))
         tokens = sampled.token_ids.tolist()
         for place, row in enumerate(rows):
             if row.drafts:
@@ -407,7 +393,7 @@ class Answering:
         tokens = token_ids.tolist()
         for request in held:
             places = [place for place, row in enumerate(rows) if row.request is request]
-            self._held[request] = _Held(
+            self.held[request] = HeldRequest(
                 [rows[place] for place in places],
                 [tokens[place] for place in places],
                 [sampled.logprobs.get(place) for place in places],
@@ -442,7 +428,7 @@ def _continue_beams(request: EngineRequest, logits: torch.Tensor, places: list[i
         taken.parents[request] = step.parents
 
 
-def _taken(request: EngineRequest, held: _Held, failure: Exception | None) -> Taken:
+def _taken(request: EngineRequest, held: HeldRequest, failure: Exception | None) -> Taken:
     """Append the tokens of a request that does not wait any more, unless it failed."""
     token_ids = np.array(held.token_ids, np.int32)
     if failure is not None:

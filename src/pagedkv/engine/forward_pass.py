@@ -1,6 +1,4 @@
-"""What a model meets in a pass over blocks: attention and ``Cache.update``, and its cache object.
-
-One forward pass over blocks: computes the model's calls of attention and of ``Cache.update``.
+"""What a model meets in a pass over blocks: its calls of attention and of ``Cache.update``, and its cache object.
 
 A pass has some tokens of a step: all of them in one flat row ``[1, tokens]``; or, since recurrent layers need rows of
 equal length, one sequence, or all decoding sequences, ``[sequences, 1]``. The tokens are always in the order of the
@@ -14,12 +12,11 @@ with them::
 
     update(latents of this pass)  ->  | sequence 0: positions 0 .. end | sequence 1: 0 .. end | ...
 
-PagedCache: the cache object that a model is called with. It keeps only the recurrent states of one pass.
-
-Updates go to the pass under way. Layers without state are those of the dense cache, since models look at their types.
+The cache object passes updates on to the pass under way, and keeps only its recurrent states. Layers without state are
+those of the dense cache, since models look at their types.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 import torch
@@ -28,6 +25,7 @@ from pagedkv.attention import AttentionBackend, StepMetadata, Unfolding, gather,
 from pagedkv.device import Transfers
 from pagedkv.errors import EngineError
 from pagedkv.probe import compat
+from pagedkv.probe.borrowing import listening
 from pagedkv.probe.layers import EngineGroups
 
 __all__ = ["ForwardPass", "PagedCache"]
@@ -124,13 +122,21 @@ class ForwardPass:
     def make_mask(self, options: dict[str, Any]) -> None:
         """Return None: the back end applies the rule of each layer's group."""
 
-    def require_complete(self) -> None:
-        """Raise EngineError if the model called attention fewer times than in the probe."""
+    def run(
+        self, call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], *given: torch.Tensor
+    ) -> torch.Tensor:
+        """Call a model with token ids, positions and wanted tokens, and compute its calls of attention in this pass.
+
+        Raises EngineError if it calls attention more or fewer times than in the probe.
+        """
+        with listening(self):
+            logits = call(*given)
         if self._num_calls != len(self._groups.attention):
             raise EngineError(
                 f"the model called attention {self._num_calls} times in a pass, {len(self._groups.attention)} times "
                 "when it was probed"
             )
+        return logits
 
     # Latents
 
@@ -160,31 +166,25 @@ class PagedCache(compat.Cache):
 
     Args:
         model: the model, whose dense cache it replaces.
+
+    Attributes:
+        forward_pass: the pass under way.
     """
 
     def __init__(self, model: compat.Model) -> None:
         self._pristine = compat.dense_cache(model).layers
         super().__init__(layers=list(self._pristine))
-        self._pass: ForwardPass | None = None
+        self.forward_pass: ForwardPass | None = None
 
-    def begin(
-        self,
-        forward_pass: ForwardPass,
-        states: Mapping[int, compat.State],
-        recurrent: list[int],
-        *,
-        is_prompt: bool,
-    ) -> None:
-        """Begin a pass.
+    def load_states(self, states: Mapping[int, compat.State], recurrent: Iterable[int], *, is_prompt: bool) -> None:
+        """Set the states of recurrent layers, before a pass.
 
         Args:
-            forward_pass: the pass.
             states: the states that recurrent layers continue, by number of the layer, each ``[sequences, ...]``; they
                 are changed in place. None where sequences begin.
             recurrent: numbers of all recurrent layers.
             is_prompt: they are to take the tokens as a prompt's, also where it is one token.
         """
-        self._pass = forward_pass
         for layer_idx in recurrent:
             layer = compat.empty_layer(self._pristine[layer_idx])
             compat.load_state(layer, states.get(layer_idx, {}), is_prompt=is_prompt)
@@ -198,7 +198,9 @@ class PagedCache(compat.Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Pass keys and values on to the pass under way."""
-        return self._current().update(layer_idx, key_states, value_states)
+        if self.forward_pass is None:
+            raise EngineError("the engine's cache was used outside of a step")
+        return self.forward_pass.update(layer_idx, key_states, value_states)
 
     def get_seq_length(  # type: ignore[override]  # a tensor, where a layer adds it to places
         self, layer_idx: int | None = None
@@ -208,11 +210,7 @@ class PagedCache(compat.Cache):
         Without a layer it is for masks, which are not made here: 0. A layer adds it to ``arange(tokens)`` for its
         positions (Llama 4): it gets the offset of every token.
         """
-        if layer_idx is None or self._pass is None:
+        if layer_idx is None or self.forward_pass is None:
             return 0
-        return self._pass.offsets[0] if len(self._pass.offsets) == 1 else self._pass.offsets
-
-    def _current(self) -> ForwardPass:
-        if self._pass is None:
-            raise EngineError("the engine's cache was used outside of a step")
-        return self._pass
+        offsets = self.forward_pass.offsets
+        return offsets[0] if len(offsets) == 1 else offsets

@@ -64,7 +64,7 @@ from pagedkv.engine.sampling import prompt_logprobs
 from pagedkv.engine.sampling.sampler import sent
 from pagedkv.errors import EngineError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel, listening
+from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.scheduling import UNKNOWN_TOKEN, Batch, Chunk, Drafts
 
@@ -348,6 +348,7 @@ class ModelRunner:
         self._captured = captured
         self._uncaptured = uncaptured
         self._compiled = compiled
+        self._implementation = IMPLEMENTATION if compiled is None else COMPILED
         self._replays_steps = replays_steps
         self._model = model
         self._groups = groups
@@ -377,7 +378,7 @@ class ModelRunner:
         """
         num_tokens = self._executor.tables.max_batched_tokens
         activations, graphs, free = None, 0, None
-        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+        with torch.inference_mode(), self.borrowed.calling(self._implementation):
             if self._compiled is not None:
                 self._compute_padding(first_tokens(num_tokens), 1)
             if self._device.type == "cuda" and self._groups.varying_shapes is None:
@@ -405,10 +406,6 @@ class ModelRunner:
         token_ids, positions, wanted = numbers[:, :num_tokens]
         self._flat_pass(step, token_ids[None], positions[None], wanted[:num_wanted])
 
-    @property
-    def _flat_implementation(self) -> str:
-        return IMPLEMENTATION if self._compiled is None else COMPILED
-
     def compute(
         self,
         plan: StepPlan,
@@ -435,7 +432,7 @@ class ModelRunner:
         positions = plan.compute.positions().astype(np.int64)
         wanted = batch.wanted
         if not (self._groups.states or scorings or is_scored):
-            with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+            with torch.inference_mode(), self.borrowed.calling(self._implementation):
                 return self._compute_flat(inputs, batch, positions)
         step = StepMetadata.of(inputs)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
@@ -468,7 +465,7 @@ class ModelRunner:
         Raises:
             EngineError: the model's calls of attention differ from those of the probe.
         """
-        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+        with torch.inference_mode(), self.borrowed.calling(self._implementation):
             return self._flat_pass(step, token_ids[None], positions[None], wanted)
 
     def replay_part(self, token_ids: torch.Tensor, positions: Int64Array, wanted: Int64Array) -> torch.Tensor | None:
@@ -489,7 +486,7 @@ class ModelRunner:
             there.copy_(token_ids)
 
         unknown = np.zeros(len(positions), np.int32)
-        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+        with torch.inference_mode(), self.borrowed.calling(self._implementation):
             return self._captured.compute(self._flat_pass, unknown, positions, wanted, fill_in)
 
     def _compute_flat(self, inputs: StepInputs, batch: FlatBatch, positions: Int64Array) -> torch.Tensor:
@@ -526,11 +523,12 @@ class ModelRunner:
         where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
         forward_pass = self._forward_pass(step, where)
         states = self._read_states(piece, blocks)
-        self._cache.begin(forward_pass, states, list(self._groups.states), is_prompt=piece.is_prompt)
+        self._cache.forward_pass = forward_pass
+        self._cache.load_states(states, self._groups.states, is_prompt=piece.is_prompt)
         watched = watched_head(self._model) if scorings else nullcontext()
         with watched as head:
             behind = torch.from_numpy(wanted).to(self._device)
-            logits = _answer(forward_pass, self._call_model, ids, where, behind)
+            logits = forward_pass.run(self._call_model, ids, where, behind)
         self._write_states(blocks)
         if head is not None:
             for scoring in scorings:
@@ -542,10 +540,9 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Run a model of attention alone over a flat row of tokens, with all arguments on the device."""
         forward_pass = self._forward_pass(step, positions)
-        if self._compiled is not None:
-            return _answer(forward_pass, self._compiled.logits, token_ids, positions, wanted)
-        self._cache.begin(forward_pass, {}, [], is_prompt=False)
-        return _answer(forward_pass, self._call_model, token_ids, positions, wanted)
+        self._cache.forward_pass = forward_pass
+        call = self._call_model if self._compiled is None else self._compiled.logits
+        return forward_pass.run(call, token_ids, positions, wanted)
 
     def _forward_pass(self, step: StepMetadata, positions: torch.Tensor) -> ForwardPass:
         transfers = self._executor.transfers
@@ -618,18 +615,6 @@ class ModelRunner:
         for layer_idx, place in self._groups.states.items():
             state = self._cache.states(layer_idx)
             self._executor.transfers.scatter_states(place.group, place.index, blocks[place.group].written, state)
-
-
-def _answer(
-    forward_pass: ForwardPass,
-    call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
-    *given: torch.Tensor,
-) -> torch.Tensor:
-    """Call a model with token ids, positions and wanted tokens, and compute its calls of attention in a pass."""
-    with listening(forward_pass):
-        logits = call(*given)
-    forward_pass.require_complete()
-    return logits
 
 
 @contextmanager

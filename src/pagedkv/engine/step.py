@@ -20,7 +20,7 @@ Not retried are errors of this library, broken assertions among them, and the lo
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, TypeVar, final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ from pagedkv.space import BlockSpace
 
 __all__ = [
     "FailedSteps",
-    "Finished",
     "Flight",
     "LiveRequests",
     "Recorder",
@@ -70,17 +69,6 @@ class Flight:
     sampling: Sampling | None = None
 
 
-class Finished(NamedTuple):
-    """Counts of finished steps: requests that ended, and drafts that were accepted."""
-
-    num_requests: int = 0
-    num_accepted: int = 0
-
-    def plus(self, other: "Finished") -> "Finished":
-        """Add the counts of another step."""
-        return Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)
-
-
 STEPS_UNTIL_FULL: Final = 64
 """Steps without a failure after which a step may be as large as before memory ran out."""
 
@@ -98,19 +86,15 @@ class FailedSteps:
         max_batched_tokens: tokens of a step, if memory does not run out.
 
     Attributes:
+        max_batched_tokens: tokens of the next step at most.
         reason: what the last step that failed raised; None before one did.
     """
 
     def __init__(self, max_batched_tokens: int) -> None:
-        self._most = self._now = max_batched_tokens
+        self._most = self.max_batched_tokens = max_batched_tokens
         self._num_in_turn = 0
         self._num_good = 0
         self.reason: str | None = None
-
-    @property
-    def max_batched_tokens(self) -> int:
-        """Tokens of the next step at most."""
-        return self._now
 
     @property
     def is_final(self) -> bool:
@@ -123,15 +107,15 @@ class FailedSteps:
         self._num_good = 0
         self.reason = f"{type(problem).__name__}: {problem}"
         if isinstance(problem, (torch.OutOfMemoryError, MemoryError)):
-            self._now = max(1, self._now // 2)
+            self.max_batched_tokens = max(1, self.max_batched_tokens // 2)
 
     def note_success(self) -> None:
         """Record that a step has computed tokens."""
         self._num_in_turn = 0
-        if self._now < self._most:
+        if self.max_batched_tokens < self._most:
             self._num_good += 1
             if self._num_good >= STEPS_UNTIL_FULL:
-                self._now = self._most
+                self.max_batched_tokens = self._most
 
 
 @final
@@ -149,13 +133,15 @@ class Recorder:
         self._pools = tuple(pools)
         self._num_blocks = sum(pools.values()) - len(pools)  # without the null blocks
 
-    def record_of(self, batch: Batch, finished: Finished, seconds: Sequence[float]) -> StepRecord:
+    def record_of(
+        self, batch: Batch, seconds: Sequence[float], *, num_finished: int, num_accepted: int = 0
+    ) -> StepRecord:
         """Make the record of a step, after it.
 
         Args:
             batch: the step.
-            finished: counts of the steps that the same call finished.
             seconds: of scheduling, the forward pass, sampling and finishing.
+            num_finished, num_accepted: requests that the same call finished, and drafts that it accepted.
         """
         kinds = [preempted.kind for preempted in batch.preempted]
         num_free = sum(map(self._space.num_free_blocks, self._pools))
@@ -168,7 +154,7 @@ class Recorder:
             num_resumed=len(batch.resumed),
             num_swapped_out=kinds.count("swap"),
             num_recomputed=kinds.count("recompute"),
-            num_finished=finished.num_requests,
+            num_finished=num_finished,
             num_rejected=len(batch.rejected),
             num_hit_tokens=sum(admission.num_hit_tokens for admission in batch.admitted),
             num_running=len(self._scheduler.running),
@@ -181,11 +167,8 @@ class Recorder:
             sample_seconds=seconds[2],
             finish_seconds=seconds[3],
             num_drafted=batch.num_drafted,
-            num_accepted=finished.num_accepted,
+            num_accepted=num_accepted,
         )
-
-
-Result = TypeVar("Result")
 
 
 @final
@@ -392,10 +375,6 @@ class LiveRequests:
             if self.tiers is not None:
                 self.tiers.ended(request)
             request.end("length", now)
-        self.note_failures(taken)
-
-    def note_failures(self, taken: Taken) -> None:
-        """End the requests whose sampling failed."""
         for request, failure in taken.failures.items():
             self.fail(request, failure)
 
@@ -433,14 +412,59 @@ class StepLoop:
         self._failed_steps = FailedSteps(config.max_batched_tokens)
         self._flight: Flight | None = None
         self._last_done = 0  # the last step that the device has run
+        self._num_finished = self._num_accepted = 0  # of this call: requests that ended, drafts that were accepted
 
     @property
     def has_flight(self) -> bool:
         """Whether a step is launched and not finished."""
         return self._flight is not None
 
-    def _begin_step(self) -> float:
-        """End loads from tiers that have arrived, and leases that are over; return the time."""
+    def step(self) -> StepRecord:
+        """Run one step; with overlap, launch one and finish the one before."""
+        times = [self._begin()]
+        batch = self._scheduler.schedule(self._failed_steps.max_batched_tokens)
+        tiers = self._requests.tiers
+        if tiers is not None and not (_computes(batch) or (self._flight is not None and _computes(self._flight.batch))):
+            tiers.await_load()
+        self._requests.note_admitted(batch)
+        times.append(self._clock())
+        try:
+            logits = self._forward(batch)
+        except Exception as problem:  # noqa: BLE001 - raised again unless the step can be repeated
+            return self._failed(batch, times, problem)
+        flight = Flight(batch, self._requests.rows.of(batch))
+        times.append(self._clock())
+        if self._config.overlap:
+            self.finish_last()
+            times.append(self._clock())
+        try:
+            self._sample(flight, logits)
+        except Exception as problem:  # noqa: BLE001 - as above
+            has_beams = any(row.request.beams is not None for row in flight.rows)  # which have advanced
+            return self._failed(batch, times, problem, is_repeatable=not has_beams)
+        times.append(self._clock())
+        if self._config.overlap:
+            self._flight = flight
+            if self._scheduler.is_idle:  # no step follows that could overlap this one
+                self.finish_last()
+            seconds = np.diff(times)[[0, 1, 3, 2]]
+        else:
+            self._finish(flight)
+            times.append(self._clock())
+            seconds = np.diff(times)
+        if _computes(batch):
+            self._failed_steps.note_success()
+        if tiers is not None:
+            tiers.after_step(batch, times[-1] - times[0], is_idle=self._scheduler.is_idle)
+        return self._recorder.record_of(
+            batch, seconds.tolist(), num_finished=self._num_finished, num_accepted=self._num_accepted
+        )
+
+    def _begin(self) -> float:
+        """Supply rows that waited; end loads that have arrived, and leases that are over; return the time."""
+        self._num_finished = self._num_accepted = 0
+        if self._answering.held:
+            self._supply()
         if self._requests.tiers is not None:
             self._requests.tiers.before_step(none_running=not self._scheduler.running)
         now = self._clock()
@@ -448,50 +472,7 @@ class StepLoop:
             self._parts.space.advance(max(self._parts.space.now_s, now - self._began))
         return now
 
-    def _is_computing(self, batch: Batch) -> bool:
-        """Whether this step computes something, or the one before it still does."""
-        return _computes(batch) or (self._flight is not None and _computes(self._flight.batch))
-
-    def step(self) -> StepRecord:
-        """Run one step; with overlap, launch one and finish the one before."""
-        num_finished = self._supply() if self._answering.num_held else 0
-        tiers = self._requests.tiers
-        times = [self._begin_step()]
-        batch = self._scheduler.schedule(self._failed_steps.max_batched_tokens)
-        if tiers is not None and not self._is_computing(batch):
-            tiers.await_load()
-        self._requests.note_admitted(batch)
-        times.append(self._clock())
-        logits = self._tried(batch, lambda: self._forward(batch))
-        if logits is None:
-            return self._undone(batch, times, num_finished, self.finish_last())
-        flight = Flight(batch, self._requests.rows.of(batch))
-        times.append(self._clock())
-        if self._config.overlap:
-            finished = self.finish_last()
-            times.append(self._clock())
-            if not self._sampled(flight, logits):
-                return self._undone(batch, times, num_finished, finished)
-            self._flight = flight
-            times.append(self._clock())
-            if self._scheduler.is_idle:  # no step follows that could overlap this one
-                finished = finished.plus(self.finish_last())
-            seconds = np.diff(times)[[0, 1, 3, 2]]
-        else:
-            if not self._sampled(flight, logits):
-                return self._undone(batch, times, num_finished, Finished())
-            times.append(self._clock())
-            finished = self._finish(flight)
-            times.append(self._clock())
-            seconds = np.diff(times)
-        if _computes(batch):
-            self._failed_steps.note_success()
-        if tiers is not None:
-            tiers.after_step(batch, times[-1] - times[0], is_idle=self._scheduler.is_idle)
-        finished = finished.plus(Finished(num_finished))
-        return self._recorder.record_of(batch, finished, seconds.tolist())
-
-    def _sample(self, flight: Flight, logits: torch.Tensor) -> Flight:
+    def _sample(self, flight: Flight, logits: torch.Tensor) -> None:
         """Begin to sample the rows whose answers have not ended. Tokens stay on the device for the next step."""
         rows = flight.rows
         if self._config.overlap and not all(row.goes_on for row in rows):
@@ -503,7 +484,6 @@ class StepLoop:
             flight.sampling = self._answering.begin(logits, rows)
             if self._config.overlap:
                 self._keep_last_tokens(flight)
-        return flight
 
     def _keep_last_tokens(self, flight: Flight) -> None:
         """Keep the tokens of rows that may run ahead: neither beams nor rows with drafts do, which have more tokens."""
@@ -520,10 +500,8 @@ class StepLoop:
             rows, token_ids = rows[plain], token_ids[[lines[place].start for place in plain]]
         self._parts.runner.last_tokens.keep(rows, token_ids)
 
-    def _finish(self, flight: Flight | None) -> Finished:
+    def _finish(self, flight: Flight) -> None:
         """Append a step's sampled tokens to the answers, and finish the step in the scheduler."""
-        if flight is None:
-            return Finished()
         batch, rows, places = flight.batch, flight.rows, flight.places
         taken = Taken(np.zeros(0, np.int32)) if flight.sampling is None else self._answering.end(flight.sampling)
         if self._ranks is not None:
@@ -543,31 +521,33 @@ class StepLoop:
         self._requests.note_progress(progress, taken, rows)
         if self._requests.tiers is not None:
             self._requests.tiers.chunks_computed(batch, self._requests.by_schedule)
-        return Finished(len(progress.finished), sum(taken.num_accepted.values()))
+        self._num_finished += len(progress.finished)
+        self._num_accepted += sum(taken.num_accepted.values())
 
-    def finish_last(self) -> Finished:
+    def finish_last(self) -> None:
         """Finish the step in flight, if there is one."""
         flight, self._flight = self._flight, None
-        return self._finish(flight)
+        if flight is not None:
+            self._finish(flight)
 
-    def _supply(self) -> int:
-        """Sample the waiting rows again, and resume requests that have all their tokens; return how many finished."""
-        num_finished = 0
+    def _supply(self) -> None:
+        """Sample the waiting rows again, and resume requests that have all their tokens."""
         for request, taken in self._answering.retry_waiting():
             rows = [SampledRow(request, sample) for sample in request.live]
             if taken.failures:
-                self._requests.note_failures(taken)
+                self._requests.fail(request, taken.failures[request])
                 continue
             progress = self._scheduler.supply(request.scheduled, taken.token_ids, ended=taken.ended)
             self._requests.note_progress(progress, taken, rows)
-            num_finished += len(progress.finished)
-        return num_finished
+            self._num_finished += len(progress.finished)
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         flat = flatten(batch)
         plan = batch.plan
-        requests = [self._requests.by_schedule[chunk.request] for chunk in batch.prefilling]
-        scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
+        scorings: Sequence[PromptScoring] = ()
+        if batch.prefilling:
+            requests = [self._requests.by_schedule[chunk.request] for chunk in batch.prefilling]
+            scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
         if self._ranks is not None:
             self._ranks.send(SentStep(plan, flat, is_scored=len(scorings) > 0))
         if not len(flat.token_ids):
@@ -588,25 +568,18 @@ class StepLoop:
 
     # Steps that fail
 
-    def _tried(self, batch: Batch, part: Callable[[], Result], *, is_repeatable: bool = True) -> Result | None:
-        """Run a part of a step; return None if it failed and the step can be repeated."""
-        try:
-            return part()
-        except Exception as problem:
-            is_whole = self._ranks is None  # other ranks may have run the step
-            if not (is_whole and is_repeatable and _computes(batch) and may_be_retried(problem)):
-                raise
-            self._failed_steps.note_failure(problem)
-        return None
+    def _failed(
+        self, batch: Batch, times: list[float], problem: Exception, *, is_repeatable: bool = True
+    ) -> StepRecord:
+        """Abort a failed step, and end requests of it if it was the retry. Raises the problem if it cannot be repeated.
 
-    def _sampled(self, flight: Flight, logits: torch.Tensor) -> bool:
-        """Begin to sample a step; return False if that failed. Beams advance at once, so they cannot be repeated."""
-        has_beams = any(row.request.beams is not None for row in flight.rows)
-        sampled = self._tried(flight.batch, lambda: self._sample(flight, logits), is_repeatable=not has_beams)
-        return sampled is not None
-
-    def _undone(self, batch: Batch, times: list[float], num_finished: int, finished: Finished) -> StepRecord:
-        """Abort a failed step, and end requests of it if it was the retry. The step before it has been finished."""
+        The step before it is finished first.
+        """
+        is_whole = self._ranks is None  # other ranks may have run the step
+        if not (is_whole and is_repeatable and _computes(batch) and may_be_retried(problem)):
+            raise problem
+        self._failed_steps.note_failure(problem)
+        self.finish_last()
         if self._parts.executor.storage.device.type == "cuda":
             torch.cuda.empty_cache()  # fragments of the failed pass, which the next pass may not fit into
         aborted = self._abort_in_flight()
@@ -624,8 +597,9 @@ class StepLoop:
             error = f"a step that computes it failed twice: {self._failed_steps.reason}"
             self._requests.end(self._requests.by_schedule[scheduled], "failed", error)
         seconds = [*np.diff([*times, self._clock()]).tolist(), 0.0, 0.0]
-        finished = finished.plus(Finished(num_finished + len(ended)))
-        record = self._recorder.record_of(batch, finished, seconds)
+        record = self._recorder.record_of(
+            batch, seconds, num_finished=self._num_finished + len(ended), num_accepted=self._num_accepted
+        )
         return replace(
             record,
             num_decoded=0,

@@ -258,12 +258,12 @@ class Scheduler:
         tokens = as_token_array(token_ids)
         if len(tokens) != batch.num_samples:
             raise TokenError(f"step {batch.plan.step_id} samples {batch.num_samples} tokens, got {len(tokens)}")
-        accepted = as_accepted(batch, num_accepted)
+        accepted = None if batch.drafts is None and num_accepted is None else as_accepted(batch, num_accepted)
         state.space.acknowledge(batch.plan.step_id)
         state.in_flight.popleft()
         if accepted is not None:
             roll_back_drafts(state, batch, accepted)
-        if held and batch.decoding is not None and state.is_current(batch.decoding):
+        if held and batch.decoding is not None and batch.decoding is state.decoding:
             state.close_decoding()  # held requests do not advance with the others
         continues = None
         if len(ended):
@@ -435,7 +435,7 @@ def _take_decoded(  # noqa: PLR0913, PLR0917 - the batch's tokens, and their fur
 ) -> list[Request]:
     """Record a token of each sequence that decoded; return the requests that may have all their tokens now."""
     num_rows = len(decoding.rows)
-    if state.is_current(decoding):
+    if decoding is state.decoding:
         decoding.take(token_ids[:num_rows])
         if decoding.num_ahead:
             _fill_later(

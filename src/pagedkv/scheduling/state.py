@@ -127,6 +127,7 @@ class SchedulerState:
         loading: the requests that wait for a load, in the order in which they began to wait.
         prefilling: running requests with known tokens that are not scheduled, in order of their keys.
         in_flight: unfinished batches, oldest first.
+        decoding: the requests that decode together now; another object once they change.
         block_size: the largest block size of the groups, in tokens.
         keeps_states: whether prompts are split at checkpoints of recurrent states, which takes one more step.
         replays: whether evicted windows may be computed again.
@@ -159,7 +160,7 @@ class SchedulerState:
         self.leases = LeaseBook() if config_of_space.leases and config_of_space.prefix_caching else None
         self.drops_blocks = not all(map(keeps_whole_prefix, config_of_space.groups))
         self.splits_leases = self.leases is not None and self.drops_blocks
-        self._decoding: Decoding | None = None
+        self.decoding: Decoding | None = None
         self.has_newcomers = False
 
     def join(self, request: Request) -> None:
@@ -266,20 +267,20 @@ class SchedulerState:
         """Return the requests that can decode now; None if there are none."""
         if self.config.overlap:
             return self._gather_ahead()
-        if self._decoding is not None and not self._decoding.num_ahead and not self.has_newcomers:
-            return self._decoding
-        if self._decoding is not None and not self._decoding.num_ahead:
+        if self.decoding is not None and not self.decoding.num_ahead and not self.has_newcomers:
+            return self.decoding
+        if self.decoding is not None and not self.decoding.num_ahead:
             self.close_decoding()
         ready = [request for request in self.running if request.is_ready and request.decoding is None]
         if ready:
             self.close_decoding()
-            self._decoding = Decoding(ready)
+            self.decoding = Decoding(ready)
         self.has_newcomers = False
-        return self._decoding if ready else None
+        return self.decoding if ready else None
 
     def _gather_ahead(self) -> Decoding | None:
         """Return the requests that can decode now, including those that append an unknown token; None if none."""
-        current = self._decoding
+        current = self.decoding
         is_simple = not self.has_newcomers and len(self.in_flight) < MOST_AHEAD
         if current is not None and is_simple and current.may_continue:
             return current
@@ -292,26 +293,22 @@ class SchedulerState:
             return None
         if current is None or tuple(ready) != current.requests:
             self.close_decoding()
-            self._decoding = Decoding(ready)
-        return self._decoding
+            self.decoding = Decoding(ready)
+        return self.decoding
 
     def without_request(self, decoding: Decoding, request: Request) -> Decoding | None:
         """Remove a request that no longer runs from the sequences that the open step decodes."""
         others = [other for other in decoding.requests if other is not request]
         for other in others:
             other.awaited = ()  # the open step's token, which the new object counts
-        self._decoding = Decoding(others, is_scheduled=True) if others else None
-        return self._decoding
-
-    def is_current(self, decoding: Decoding) -> bool:
-        """Whether the requests that decode together have not changed since."""
-        return decoding is self._decoding
+        self.decoding = Decoding(others, is_scheduled=True) if others else None
+        return self.decoding
 
     def close_decoding(self) -> None:
         """Close the current ``Decoding``; its progress is written back to its requests."""
-        if self._decoding is not None:
-            self._decoding.close()
-            self._decoding = None
+        if self.decoding is not None:
+            self.decoding.close()
+            self.decoding = None
 
 
 def _discard(requests: list[Request], request: Request) -> None:

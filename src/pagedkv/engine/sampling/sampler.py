@@ -74,9 +74,7 @@ __all__ = [
     "choose",
     "choose_ahead",
     "choose_greatest",
-    "chosen_of_words",
     "features_of",
-    "fetched",
     "greatest_words",
     "kept_least",
     "sent",
@@ -135,7 +133,8 @@ def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
 
     ``places[i]`` is the sequence of row ``i``. The result is int32 on the host, which waits for the device once.
     """
-    return chosen_of_words(greatest_words(scores).cpu(), places)
+    words = greatest_words(scores).cpu()
+    return _without_failures(words[0], words[1].view(torch.float32), places)
 
 
 def greatest_words(scores: torch.Tensor) -> torch.Tensor:
@@ -151,11 +150,6 @@ def greatest_words(scores: torch.Tensor) -> torch.Tensor:
         token_ids = tiles.argmax(torch.arange(len(scores), device=scores.device))
         greatest = tiles.maxima.amax(dim=1)
     return torch.stack([token_ids.int(), greatest.view(torch.int32)])
-
-
-def chosen_of_words(words: torch.Tensor, places: Sequence[Place]) -> Chosen:
-    """Return the tokens of what :func:`greatest_words` returned, copied to the host."""
-    return _without_failures(words[0], words[1].view(torch.float32), places)
 
 
 def _draw_unfiltered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
@@ -288,10 +282,11 @@ class PendingTokens:
         """
         pending = cls(words[0], None)
         pending._places = places
-        pending._words = fetched(words)
+        # into pinned memory; complete once an event that is recorded after these calls is
+        pending._words = words.to("cpu", non_blocking=True)
         if logprobs is not None:
             rows, counts, *columns = logprobs
-            pending._logprobs = LogprobColumns(rows, counts, *map(fetched, columns))
+            pending._logprobs = LogprobColumns(rows, counts, *(each.to("cpu", non_blocking=True) for each in columns))
         if words.is_cuda:
             pending._copied = torch.cuda.Event()
             pending._copied.record()
@@ -303,7 +298,7 @@ class PendingTokens:
             assert self._words is not None, "tokens that are neither sampled nor being copied"
             if self._copied is not None:
                 self._copied.synchronize()
-            chosen = chosen_of_words(self._words, self._places)
+            chosen = _without_failures(self._words[0], self._words[1].view(torch.float32), self._places)
             logprobs = {}
             if self._logprobs is not None:
                 by_row = self._logprobs.by_row(chosen.token_ids[list(self._logprobs.rows)].tolist())
@@ -477,11 +472,6 @@ def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda" or numbers.is_cuda:
         return numbers.to(device)
     return numbers.pin_memory().to(device, non_blocking=True)
-
-
-def fetched(numbers: torch.Tensor) -> torch.Tensor:
-    """Begin to copy numbers to the host. The copy is complete once an event that is recorded after this call is."""
-    return numbers.to("cpu", non_blocking=True)  # into pinned memory
 
 
 def features_of(places: Iterable[Place]) -> int:
