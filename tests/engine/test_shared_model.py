@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pagedkv.engine import LLM, AsyncLLM, SamplingParams
 from pagedkv.engine.self_test import ask_dense
 from pagedkv.errors import EngineError
-from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel
+from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, reference
 

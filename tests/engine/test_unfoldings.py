@@ -16,7 +16,7 @@ from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.engine.unfoldings import AbsorbedLatents, Unfoldings, read_unfoldings
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel, listening
+from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel, listening
 from pagedkv.probe.layers import EngineGroups, group_layers
 from pagedkv.probe.probing import probe
 from tests.engine.families import CONFIGS, MORE, make_model, moved

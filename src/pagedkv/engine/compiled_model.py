@@ -27,7 +27,7 @@ from torch import nn
 from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import current_pass
+from pagedkv.probe.compat import current_pass
 from pagedkv.probe.layers import EngineGroups
 
 __all__ = ["COMPILED", "LEAST_TOKENS", "CompiledModel", "first_tokens", "what_prevents_compiling"]

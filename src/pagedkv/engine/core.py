@@ -48,7 +48,7 @@ from pagedkv.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.engine.step import LiveRequests, RequestRules, StepLoop
 from pagedkv.errors import ConfigurationError, DeviceLostError, EngineError, RankLostError, RequestError, TokenError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import BorrowedModel
+from pagedkv.probe.compat import BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.scheduling import Request, Scheduler
 from pagedkv.tiers.served import LoadUnderWay, TierStatistics

@@ -25,7 +25,7 @@ from pagedkv.attention import AttentionBackend, StepMetadata, Unfolding, gather,
 from pagedkv.device import Transfers
 from pagedkv.errors import EngineError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import listening
+from pagedkv.probe.compat import listening
 from pagedkv.probe.layers import EngineGroups
 
 __all__ = ["ForwardPass", "PagedCache"]

@@ -37,7 +37,7 @@ from pagedkv.contract.spec import GroupSpec
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import BorrowedModel
+from pagedkv.probe.compat import BorrowedModel
 from pagedkv.tiers import GroupLayout, Identity, ModelIdentity
 
 __all__ = ["Scales", "code_digest", "identity_of", "model_digest", "require_no_hooks"]

@@ -20,7 +20,7 @@ from pagedkv.contract.arguments import as_token_array
 from pagedkv.device import KVStorage
 from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import BorrowedModel
+from pagedkv.probe.compat import BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 
 __all__ = ["KVScales", "measure_kv_scales", "set_scales"]

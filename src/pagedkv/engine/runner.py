@@ -64,7 +64,7 @@ from pagedkv.engine.sampling import prompt_logprobs
 from pagedkv.engine.sampling.sampler import sent
 from pagedkv.errors import EngineError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel
+from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.scheduling import UNKNOWN_TOKEN, Batch, Chunk, Drafts
 

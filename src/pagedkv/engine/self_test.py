@@ -48,7 +48,7 @@ from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine.runner import FlatBatch, ModelRunner
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import BorrowedModel
+from pagedkv.probe.compat import BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.space import BlockSpace
 

@@ -14,7 +14,7 @@ import torch
 from pagedkv.attention import Unfolding, UnfoldingReader
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import IMPLEMENTATION, BorrowedModel, listening
+from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel, listening
 from pagedkv.probe.layers import EngineGroups
 
 __all__ = ["AbsorbedLatents", "Unfoldings", "latents_to_absorb", "read_unfoldings"]

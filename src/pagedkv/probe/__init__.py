@@ -4,8 +4,7 @@
 
     probing    one pass of two tokens: what every layer keeps and reads; what is refused, and why
     layers     ModelLayers, its result; EngineGroups, groups of a block space made of it
-    borrowing  access to a model that others share, and the pass under way in a thread
-    compat     transformers
+    compat     transformers; access to a model that others share, and the pass under way in a thread
 """
 
 from pagedkv.contract.extras import needing

@@ -26,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pagedkv.errors import RankLostError, UnsupportedModelError
 from pagedkv.probe import compat
-from pagedkv.probe.borrowing import PROBE, BorrowedModel, listening
+from pagedkv.probe.compat import PROBE, BorrowedModel, listening
 from pagedkv.probe.layers import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
 
 __all__ = ["NUM_POSITIONS", "probe", "require_supported", "rule_of_mask"]
