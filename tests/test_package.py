@@ -236,8 +236,8 @@ SIGNALS = {
     "pagedkv.cli.interrupting.Terminated": "SIGTERM, as KeyboardInterrupt is Ctrl-C",
     "pagedkv.engine.answer_stream.OutletClosedError": "between threads of the engine",
     "pagedkv.planner.capacity.pool_hits.StoppedError": "ends the other measurements beside a failed one",
-    "pagedkv.server.errors.ClientGoneError": "ends the work for a client that has gone",
-    "pagedkv.server.errors.ApiError": "the response that a client gets",
+    "pagedkv.server.http.ClientGoneError": "ends the work for a client that has gone",
+    "pagedkv.server.http.ApiError": "the response that a client gets",
 }
 """Exceptions that never leave the room that raises them, and why there are such."""
 

@@ -9,7 +9,7 @@ import pytest
 from pagedkv.cluster.messages import RoutedRequest
 from pagedkv.engine import Breakpoint, Intent, SamplingParams
 from pagedkv.errors import EngineError, PagedKVError, QueueFullError, RequestError
-from pagedkv.server.errors import as_sendable
+from pagedkv.server.http import as_sendable
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ import pytest
 
 from pagedkv.api_keys import new_key
 from pagedkv.errors import ConfigurationError
-from pagedkv.server.access import ApiKeys, OpenAccess
-from pagedkv.server.errors import ApiError
+from pagedkv.server.config import ApiKeys, OpenAccess
+from pagedkv.server.http import ApiError
 
 
 def written(folder: Path, text: str) -> Path:

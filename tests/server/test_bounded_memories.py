@@ -5,7 +5,7 @@ import pytest
 from pagedkv.contract.answers import Explanation, MissCause
 from pagedkv.server import ApiError, Caller
 from pagedkv.server.anthropic.conversations import ContentBlocks
-from pagedkv.server.anthropic.diagnostics import Fingerprint, MessageMemory, cache_miss_reason
+from pagedkv.server.anthropic.messages import Fingerprint, MessageMemory, cache_miss_reason
 from pagedkv.server.chat_prompts import KeptAnswers
 from pagedkv.server.openai.responses import StoredResponses
 from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd

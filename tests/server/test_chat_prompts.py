@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pagedkv.engine import Chat
-from pagedkv.server.access import Caller
 from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, conversation_digests, next_digest
+from pagedkv.server.config import Caller
 
 ALONE = Caller(None)
 FIRST = [{"role": "user", "content": "one"}]

@@ -19,11 +19,10 @@ from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.server import Caller, RequestLog
 from pagedkv.server.anthropic.messages import as_usage
 from pagedkv.server.engines import EngineFacts
-from pagedkv.server.generation import Generation, GenerationRequest, PreparedPrompt
+from pagedkv.server.generation import Generation, GenerationRequest, PreparedPrompt, usage_of
 from pagedkv.server.metrics import TokenGaps
 from pagedkv.server.parsing import PlainParser
 from pagedkv.server.service import Served
-from pagedkv.server.usage import usage_of
 from pagedkv.tiers import HostTier
 from tests.server.conftest import Running
 from tests.server.serving import Script, local_engine, make_service, running

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from pagedkv.contract.space_config import TenantLimits
-from pagedkv.server.access import ApiKeys, Caller
+from pagedkv.server.config import ApiKeys, Caller
 from tests.server.conftest import Running
 from tests.server.serving import Script, local_engine, make_service, running
 

@@ -6,7 +6,7 @@ import pytest
 
 from pagedkv.engine import LLM, SamplingParams
 from pagedkv.server.engines import EngineFacts
-from pagedkv.server.usage import usage_of
+from pagedkv.server.generation import usage_of
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG
 

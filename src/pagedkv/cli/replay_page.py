@@ -28,7 +28,7 @@ from pagedkv.engine.step import Recorder
 from pagedkv.errors import EngineError
 from pagedkv.planner.traces.request import Request
 from pagedkv.scheduling import Batch, Progress, Request as ScheduledRequest
-from pagedkv.server.access import Access, ApiKeys, Caller, OpenAccess
+from pagedkv.server.config import Access, ApiKeys, Caller, OpenAccess
 from pagedkv.server.inspector import InspectedReplay, MissedTokens, ReplayServer, ReplayState
 from pagedkv.simulation import VirtualServer
 from pagedkv.simulation.meters import MISS_LABELS, RunningRows, StepWork

@@ -38,7 +38,7 @@ from pagedkv.server import ApiError, EngineFacts, LocalEngine
 from pagedkv.server.answer_formats import with_matchers
 from pagedkv.server.config import Inspector
 from pagedkv.server.engines import EventsOut, build_engine
-from pagedkv.server.errors import as_sendable
+from pagedkv.server.http import as_sendable
 from pagedkv.server.inspector import InspectedEngine
 
 with needing("cluster", "replicas"):

@@ -36,7 +36,7 @@ from pagedkv.errors import EngineError
 from pagedkv.server import ApiError, EngineFacts, Route
 from pagedkv.server.answer_formats import AnswerFormats, Formats, RemoteFormats
 from pagedkv.server.engines import EngineNumbers
-from pagedkv.server.errors import as_sendable
+from pagedkv.server.http import as_sendable
 from pagedkv.tiers import BreakerState
 
 with needing("cluster", "replicas"):

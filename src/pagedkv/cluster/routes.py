@@ -19,9 +19,9 @@ from pagedkv.cluster.placements import Placed, ReplicaStatus
 from pagedkv.cluster.replicated_engine import ReplicatedEngine
 from pagedkv.routing import Candidate
 from pagedkv.server import ApiError, Service
-from pagedkv.server.errors import json_response
+from pagedkv.server.http import json_response
 from pagedkv.server.inspector import LAST_EVENT, add_inspector_paths
-from pagedkv.server.static_pages import PAGE_HEADERS, add_page
+from pagedkv.server.inspector.pages import PAGE_HEADERS, add_page
 
 __all__ = ["add_replica_inspectors", "add_routes"]
 

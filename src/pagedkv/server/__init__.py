@@ -4,8 +4,7 @@
 
     app                      paths, errors, access checks
     openai | anthropic       protocols: what clients send and get
-    exchange                 one request from its arrival to its answer's end
-    service                  what all protocols share, before an engine
+    service                  what all protocols share, before an engine; one request from arrival to its answer's end
     engines                  what a service needs of an engine, an engine of this process, its KV events
     engine_process           an engine in a process of its own (the command's default)
     generation               answers under way: tokens to text, reasoning, calls
@@ -14,7 +13,7 @@
     inspector                a page that shows blocks, requests and misses (``--inspect``)
     running                  the application at an address, with deadlines of clients that stop sending or reading
     metrics, request_log, tracing   what operators see
-    access, config, errors, usage, ...   values and small parts
+    http, config             bodies and errors | settings, and who may ask
 """
 
 from pagedkv.contract.extras import needing
@@ -27,12 +26,11 @@ with needing("server", "pagedkv.server"):
     import uvicorn  # noqa: F401 - as fastapi
 
 from pagedkv.api_keys import new_key
-from pagedkv.server.access import Access, ApiKeys, Caller, OpenAccess
 from pagedkv.server.app import create_app
-from pagedkv.server.config import ServerConfig
+from pagedkv.server.config import Access, ApiKeys, Caller, OpenAccess, ServerConfig
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from pagedkv.server.engines import EngineFacts, LocalEngine, Route, ServedEngine
-from pagedkv.server.errors import ApiError
+from pagedkv.server.http import ApiError
 from pagedkv.server.inspector import add_inspected, add_inspector
 from pagedkv.server.request_log import RequestLog
 from pagedkv.server.running import run

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from pagedkv.engine import SamplingParams
 from pagedkv.engine.sampling import TokenMatcher
-from pagedkv.server.errors import ApiError
+from pagedkv.server.http import ApiError
 from pagedkv.server.parsing import parser_name
 
 __all__ = ["AnswerFormats", "FormatSource", "Formats", "RemoteFormats", "with_matchers"]

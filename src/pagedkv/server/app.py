@@ -1,7 +1,7 @@
 """The HTTP application: its paths, their access checks, its error responses, and the OpenAPI document's responses.
 
-The packages of the protocols implement the paths. :mod:`.bodies` describes their requests; every path that takes a key
-or a body may answer with an error, and :mod:`.errors` lists them.
+The packages of the protocols implement the paths. Every path that takes a key or a body may answer with an
+error; :mod:`.http` lists them.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -16,14 +16,22 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 from starlette.responses import Response
 
-from pagedkv.server.access import Caller
-from pagedkv.server.anthropic.answer_bodies import AnthropicError, MessageBody, TokenCount
+from pagedkv.server.anthropic.bodies import AnthropicError, CountRequest, MessageBody, MessagesRequest, TokenCount
 from pagedkv.server.anthropic.messages import Messages
-from pagedkv.server.anthropic.requests import CountRequest, MessagesRequest
-from pagedkv.server.bodies import COMPONENTS, Body, BodyLimit, documented, read_body, schemas_of
-from pagedkv.server.errors import ApiError, add_error_answers, json_response
+from pagedkv.server.config import Caller
+from pagedkv.server.http import (
+    COMPONENTS,
+    ApiError,
+    Body,
+    BodyLimit,
+    add_error_answers,
+    documented,
+    json_response,
+    read_body,
+    schemas_of,
+)
 from pagedkv.server.metrics import Metrics
-from pagedkv.server.openai.answer_bodies import (
+from pagedkv.server.openai.answers import (
     ChatAnswer,
     CompletionAnswer,
     Detokenized,
@@ -34,8 +42,7 @@ from pagedkv.server.openai.answer_bodies import (
     Tokenized,
     Version,
 )
-from pagedkv.server.openai.chat import complete_chat
-from pagedkv.server.openai.completions import complete_text
+from pagedkv.server.openai.completions import complete_chat, complete_text, detokenize, model_card, models, tokenize
 from pagedkv.server.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -44,7 +51,6 @@ from pagedkv.server.openai.requests import (
     TokenizeRequest,
 )
 from pagedkv.server.openai.responses import Responses
-from pagedkv.server.openai.tokens import detokenize, model_card, models, tokenize
 from pagedkv.server.service import Service
 
 __all__ = ["create_app", "describe_answers"]

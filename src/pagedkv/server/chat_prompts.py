@@ -36,7 +36,7 @@ from pagedkv.engine import Breakpoint
 from pagedkv.engine.llm import plain_encoding
 from pagedkv.engine.prompts import Chat, chat_text
 from pagedkv.errors import RequestError
-from pagedkv.server.access import Caller
+from pagedkv.server.config import Caller
 from pagedkv.server.generation import PreparedPrompt
 
 __all__ = [

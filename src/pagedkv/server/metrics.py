@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from pagedkv.engine import RequestOutput, StepRecord
 from pagedkv.server.config import SlowCause
-from pagedkv.server.errors import ApiError
+from pagedkv.server.http import ApiError
 from pagedkv.server.service import Served, Service
 from pagedkv.tiers import BreakerState
 

@@ -24,8 +24,7 @@ from pagedkv.server.inspector.history import (
     as_buckets,
     width_for,
 )
-from pagedkv.server.inspector.messages import as_ended
-from pagedkv.server.inspector.snapshot import as_tree
+from pagedkv.server.inspector.snapshot import as_ended, as_tree
 from pagedkv.space import BlockSpace, CachedPrefixes, SpaceInspection
 
 MIB = 2**20

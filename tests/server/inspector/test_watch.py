@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pagedkv.server.inspector import watch
-from pagedkv.server.inspector.watch import PERIOD_S, REST_PER_WORK, Watch
+from pagedkv.server.inspector import inspected
+from pagedkv.server.inspector.inspected import PERIOD_S, REST_PER_WORK, Watch
 
 
 async def at_once(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the work returns
@@ -29,7 +29,7 @@ def test_a_snapshot_is_shared_until_the_next_may_be_taken(cost_s: float, monkeyp
         clock.now_s += cost_s
         return SimpleNamespace(version=version, now_s=clock.now_s, maps=())
 
-    monkeypatch.setattr(watch, "take_snapshot", take)
+    monkeypatch.setattr(inspected, "take_snapshot", take)
     nothing: Any = None
     watched = Watch(nothing, at_once, history=nothing, inspection=nothing, clock=lambda: clock.now_s)
     rest_s = max(PERIOD_S, REST_PER_WORK * cost_s)
@@ -57,8 +57,8 @@ def test_the_end_does_not_wait_for_the_next_snapshot(monkeypatch: pytest.MonkeyP
         assert duration_s <= PERIOD_S
         clock.now_s += duration_s
 
-    monkeypatch.setattr(watch, "take_snapshot", take)
-    monkeypatch.setattr(watch, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
+    monkeypatch.setattr(inspected, "take_snapshot", take)
+    monkeypatch.setattr(inspected, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
     nothing: Any = None
     watched = Watch(nothing, at_once, history=nothing, inspection=nothing, clock=lambda: clock.now_s)
 

@@ -4,7 +4,7 @@ import json
 
 from hypothesis import given, strategies as st
 
-from pagedkv.server.parsing.call_object import JsonScanner, as_json_character
+from pagedkv.server.parsing.call_parser import JsonScanner, as_json_character
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

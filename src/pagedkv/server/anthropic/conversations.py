@@ -22,11 +22,11 @@ from typing import Any, Final, TypeAlias, final
 from pydantic_core import from_json
 
 from pagedkv.engine import Breakpoint, Chat
-from pagedkv.server.access import Caller
-from pagedkv.server.anthropic.requests import CacheControl, CountRequest
+from pagedkv.server.anthropic.bodies import CacheControl, CountRequest
 from pagedkv.server.chat_prompts import MOST_BREAKPOINTS, ChatPrompts, breakpoints_at
-from pagedkv.server.errors import ApiError
+from pagedkv.server.config import Caller
 from pagedkv.server.generation import PreparedPrompt
+from pagedkv.server.http import ApiError
 from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
 
 __all__ = [

@@ -36,7 +36,7 @@ from pagedkv.server.engine_process.messages import (
     packed,
 )
 from pagedkv.server.engines import EngineFacts, EngineNumbers, LocalEngine, build_engine
-from pagedkv.server.errors import as_sendable
+from pagedkv.server.http import as_sendable
 from pagedkv.server.inspector.inspected import InspectedEngine
 
 __all__ = ["serve"]

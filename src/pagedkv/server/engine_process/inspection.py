@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never, final
 
 from pagedkv.errors import EngineError
 from pagedkv.server.engine_process.messages import LoopFrames, ProcessSpec
-from pagedkv.server.errors import ApiError, as_sendable
+from pagedkv.server.http import ApiError, as_sendable
 from pagedkv.server.inspector.inspected import LAST_EVENT, Inspected
 
 __all__ = [

@@ -1,6 +1,10 @@
-"""History: the steps and requests of the last minutes, in rings of fixed size; Buckets: their sums, for plots.
+"""What the inspector looks at, an engine or a replay, and its last minutes.
 
-The thread that runs the steps writes and reads it, between steps only, so there are no locks. A step costs one row of
+A replay is an engine without a model. Both have requests that one scheduler runs, and a block space.
+:class:`~pagedkv.engine.EngineCore` and :class:`~pagedkv.engine.EngineRequest` have these attributes.
+
+History keeps the steps and requests of the last minutes, in rings of fixed size; Buckets are their sums, for plots. The
+thread that runs the steps writes and reads it, between steps only, so there are no locks. A step costs one row of
 numbers; requests cost something only in steps that admit or end some; pools and tenants are sampled twice a unit of
 time, which is a second for an engine. ::
 
@@ -10,17 +14,18 @@ time, which is a second for an engine. ::
     samples      4,096 rows of 0.5 units      2.2 MiB a pool; fewer rows where there are more than 7 pools
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, TypeVar, final
 
 import numpy as np
 
-from pagedkv.contract.answers import number_of
+from pagedkv.contract.answers import Explanation, number_of
 from pagedkv.contract.arrays import Float64Array
 from pagedkv.engine import StepRecord
-from pagedkv.server.inspector.subject import InspectedRequest, Subject
-from pagedkv.space import SpaceInspection
+from pagedkv.scheduling import Request
+from pagedkv.space import BlockSpace, SpaceInspection
+from pagedkv.tiers.served import LoadUnderWay, TierNote, TierStatistics
 
 __all__ = [
     "ADMISSION_FIELDS",
@@ -30,12 +35,130 @@ __all__ = [
     "STATES",
     "STATES_OF_BLOCKS",
     "STEP_FIELDS",
+    "BetweenSteps",
     "History",
+    "InspectedRequest",
+    "MissedTokens",
+    "ReplayState",
     "Ring",
     "RingSizes",
+    "Subject",
     "as_buckets",
     "width_for",
 ]
+T = TypeVar("T")
+
+
+class InspectedRequest(Protocol):
+    """A request from its arrival to its end."""
+
+    @property
+    def number(self) -> int:
+        """Its number, which no other request has."""
+        ...
+
+    @property
+    def scheduled(self) -> Request:
+        """The scheduler's record of it."""
+        ...
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Tokens of its prompt that hit at its first admission; None before it."""
+        ...
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Why no more of them hit; None before its first admission, and for forks."""
+        ...
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it was preempted."""
+        ...
+
+    @property
+    def tier_notes(self) -> Sequence[TierNote]:
+        """What became of what tiers had for it."""
+        ...
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, one of ``history.STATES``; None before its end."""
+        ...
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens generated for all its answers."""
+        ...
+
+
+class Subject(Protocol):
+    """An engine, or a replay."""
+
+    @property
+    def requests(self) -> Collection[InspectedRequest]:
+        """Requests that wait or run, in the order of arrival."""
+        ...
+
+    @property
+    def space(self) -> BlockSpace:
+        """The block space."""
+        ...
+
+    def tier_statistics(self) -> tuple[TierStatistics, ...]:
+        """Take a snapshot of each tier."""
+        ...
+
+    def tier_loads(self) -> tuple[LoadUnderWay, ...]:
+        """Return the loads from tiers that are under way."""
+        ...
+
+
+class BetweenSteps(Protocol):
+    """Runs work of an event loop in the thread that runs the steps, between two of them."""
+
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run work there, and return what it returned. Raises EngineError where no step will follow."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MissedTokens:
+    """Prompt tokens that did not hit.
+
+    Args:
+        cause: a kind of causes, in the report's words.
+        num_tokens: how many.
+    """
+
+    cause: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayState:
+    """A replay at one moment; the counts are those of its report.
+
+    Args:
+        speed: seconds of the trace for each second of this machine; None: as many as it can.
+        is_paused: whether its time stands still.
+        is_over: whether all requests have been served.
+        num_requests, num_finished, num_rejected: requests that have arrived, that were served, and that cannot be.
+        num_prompt_tokens, num_hit_tokens: of requests at their first admission.
+        missed: their tokens that did not hit, by kind of cause.
+    """
+
+    speed: float | None
+    is_paused: bool
+    is_over: bool
+    num_requests: int
+    num_finished: int
+    num_rejected: int
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    missed: tuple[MissedTokens, ...]
+
 
 MOST_BUCKETS: Final = 600
 SUMMED: Final = (

@@ -1,6 +1,13 @@
-"""``POST /v1/completions``: continuations of texts or token ids, whole or streamed."""
+"""``/v1/chat/completions`` and ``/v1/completions``, whole or streamed; ``/tokenize``, ``/detokenize``, list of models.
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+Breakpoints are parts with ``prompt_cache_breakpoint``, and ``prompt_cache_options``, in all of OpenAI's protocols. With
+options of the mode ``implicit``, the default, the whole prompt and the last three breakpoints are leased; with the mode
+``explicit``, only the last four breakpoints. Without options and breakpoints no part of the prompt is leased: its
+blocks stay cached until they are evicted. Tokens and models
+are told in vLLM's form.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
@@ -9,18 +16,256 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive
 
-from pagedkv.engine import RequestOutput, TokenLogprobs
-from pagedkv.server.access import Caller
-from pagedkv.server.errors import ApiError, json_response
-from pagedkv.server.exchange import DONE, Exchange, event
-from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt
-from pagedkv.server.openai.answers import as_usage
-from pagedkv.server.openai.requests import CompletionRequest, as_params, as_priority, refuse_unserved
-from pagedkv.server.parsing import PlainParser, TextPart
-from pagedkv.server.service import Service, new_id
-from pagedkv.server.usage import as_explanation
+from pagedkv.engine import Breakpoint, Chat, RequestOutput, TokenLogprobs
+from pagedkv.engine.sampling import TokenMatcher
+from pagedkv.server.chat_prompts import MOST_BREAKPOINTS, ChatPrompts, breakpoints_at
+from pagedkv.server.config import Caller
+from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, as_explanation
+from pagedkv.server.http import ApiError, json_response
+from pagedkv.server.openai.answers import (
+    as_delta,
+    as_finish_reason,
+    as_logprobs,
+    as_message,
+    as_usage,
+)
+from pagedkv.server.openai.requests import (
+    CacheBreakpoint,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    answer_format,
+    as_chat,
+    as_params,
+    as_priority,
+    offered_tools,
+    predicted_text,
+    refuse_unserved,
+)
+from pagedkv.server.parsing import Part, PlainParser, TextPart
+from pagedkv.server.service import DONE, Exchange, Service, event, new_id
 
-__all__ = ["TextCompletion", "complete_text"]
+__all__ = [
+    "DEFAULT_TTL",
+    "ChatCompletion",
+    "TextCompletion",
+    "breakpoints_of",
+    "complete_chat",
+    "complete_text",
+    "detokenize",
+    "model_card",
+    "models",
+    "tokenize",
+]
+DEFAULT_TTL: Final = "30m"
+SECONDS: Final = {"30m": 1800.0, "12h": 43_200.0}
+
+
+def breakpoints_of(
+    body: ChatRequest, chat: Chat, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller
+) -> tuple[Breakpoint, ...]:
+    """Find the breakpoints of a request, in their order. O(text) for each.
+
+    Args:
+        body: the request.
+        chat: its conversation.
+        prepared: its prompt.
+        chats: makes prompts.
+        caller: the sender of the request.
+
+    Raises:
+        ApiError: a breakpoint is invalid.
+    """
+    options = body.prompt_cache_options
+    ttl = (options.ttl if options else None) or DEFAULT_TTL
+    last = list(_marked(body))[-MOST_BREAKPOINTS:]
+    marked = [(as_chat(_beginning(body, *place)), SECONDS[each.ttl or ttl]) for place, each in last]
+    if options is not None and options.mode != "explicit":
+        marked = [*marked[1 - MOST_BREAKPOINTS :], (chat, SECONDS[ttl])]
+    return breakpoints_at(marked[-MOST_BREAKPOINTS:], chat, prepared, chats, caller)
+
+
+def _marked(body: ChatRequest) -> Iterator[tuple[tuple[int, int], CacheBreakpoint]]:
+    """Yield the places of marked parts: index of the message and of the part."""
+    for number, message in enumerate(body.messages):
+        if not isinstance(message.content, list):
+            continue
+        for place, part in enumerate(message.content):
+            given = part.get("prompt_cache_breakpoint")
+            if given is None:
+                continue
+            where = f"messages[{number}].content[{place}].prompt_cache_breakpoint"
+            try:
+                each = CacheBreakpoint.model_validate(given)
+            except ValueError as problem:
+                refusal = f'{where} must have mode "explicit" and may have ttl "30m" or "12h"'
+                raise ApiError(400, refusal, param=where) from problem
+            yield (number, place), each
+
+
+def _beginning(body: ChatRequest, number: int, place: int) -> ChatRequest:
+    """Return the request with its messages cut after one part."""
+    message = body.messages[number]
+    assert isinstance(message.content, list), "a part of a message that has none"
+    last = message.model_copy(update={"content": message.content[: place + 1]})
+    return body.model_copy(update={"messages": [*body.messages[:number], last]})
+
+
+async def complete_chat(service: Service, body: ChatRequest, caller: Caller, receive: Receive) -> Response:
+    """Answer a conversation.
+
+    Raises:
+        ApiError: the conversation cannot be served.
+        ClientGoneError: the client has disconnected.
+    """
+    service.require_model(body.model)
+    refuse_unserved(body)
+    request = await service.run_text_work(body.nbytes, partial(as_generation_request, service, body, caller))
+    exchange = Exchange(service, request, receive)
+    answer = ChatCompletion(service, body, request)
+    if body.stream:
+        return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
+    return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
+
+
+def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -> GenerationRequest:
+    """Turn a client's request into one for the engine. Raises ApiError."""
+    chat = as_chat(body)
+    prompt = service.chats.prepare(chat, caller)
+    tools = offered_tools(body)
+    may_call = bool(tools) and body.tool_choice != "none"
+    new_parser = service.parsers(tools if may_call else [], prompt)
+    several = body.parallel_tool_calls is not False
+    after = service.end_of_reasoning(prompt)
+    forced = service.formats.matcher(answer_format(body), tools, body.tool_choice, several=several, after=after)
+    processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
+    return GenerationRequest(
+        "/v1/chat/completions",
+        new_id("chatcmpl-"),
+        caller,
+        [prompt],
+        as_params(
+            body,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            processors=processors,
+        ),
+        service.decoding(keeps_special=not isinstance(new_parser(), PlainParser)),
+        new_parser,
+        body.deadline_s,
+        as_priority(body, caller),
+        breakpoints_of(body, chat, prompt, service.chats, caller),
+        _prediction(service, body),
+    )
+
+
+def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
+    """Return the tokens of a prediction; empty if the engine does not use predictions. Raises ApiError."""
+    text = predicted_text(body)
+    return tuple(service.encode_plain(text)) if text and service.uses_predictions else ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """Writes the answers to one request.
+
+    Args:
+        service: has the model's name and counts usage.
+        body: the client's request.
+        request: the engine's request.
+    """
+
+    service: Service
+    body: ChatRequest
+    request: GenerationRequest
+
+    def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """Write a response with all answers."""
+        choices = [self._choice(generation, answer) for answer in answers]
+        return {
+            "id": self.request.request_id,
+            "object": "chat.completion",
+            "created": int(self.service.wall_clock()),
+            "model": self.service.config.model_name,
+            "choices": choices,
+            "usage": self._usage(generation),
+            **generation.leases_refused,
+            **self._explained(generation),
+        }
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Write events: one that begins each answer, those of new content, and one with usage if requested."""
+        write = self._writer()
+        for index in range(len(generation.writers)):
+            yield write({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+        gathered: list[list[Part]] = [[] for _ in generation.writers]
+        async for each in generation.events():
+            gathered[each.index] += each.parts
+            choice = self._chunk_choice(generation, each)
+            if choice is not None:
+                yield write(choice)
+        for index, parts in enumerate(gathered):
+            self.service.keep_answer(generation, index, as_message(parts))
+        more = self._explained(generation)
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            more = {"usage": self._usage(generation), **generation.leases_refused, **more}
+        if more:
+            yield write(None, **more)
+        yield DONE
+
+    def _choice(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
+        writer = generation.writers[answer.index]
+        message = as_message(answer.parts)
+        self.service.keep_answer(generation, answer.index, message)
+        return {
+            "index": answer.index,
+            "message": message,
+            "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self.request.decode),
+            "finish_reason": as_finish_reason(answer.finish_reason, has_calls=writer.has_calls),
+        }
+
+    def _chunk_choice(self, generation: Generation, each: AnswerEvent) -> dict[str, Any] | None:
+        delta = as_delta(each.parts)
+        if not delta and each.finish_reason is None and not each.logprobs:
+            return None
+        has_calls = generation.writers[each.index].has_calls
+        choice: dict[str, Any] = {
+            "index": each.index,
+            "delta": delta,
+            "finish_reason": as_finish_reason(each.finish_reason, has_calls=has_calls),
+        }
+        if each.logprobs is not None:
+            choice["logprobs"] = as_logprobs(each.logprobs, self.request.decode)
+        return choice
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.request.prediction))
+
+    def _explained(self, generation: Generation) -> dict[str, Any]:
+        if not self.body.explain:
+            return {}
+        return {"cache_explanation": as_explanation(generation.outputs[0].explanation, self.request.caller)}
+
+    def _writer(self) -> Callable[..., bytes]:
+        head = {
+            "id": self.request.request_id,
+            "object": "chat.completion.chunk",
+            "created": int(self.service.wall_clock()),
+            "model": self.service.config.model_name,
+        }
+        encode = msgspec.json.encode
+        start = encode(head)[:-1] + b',"choices":['
+
+        def write(choice: dict[str, Any] | None, **more: object) -> bytes:
+            choices = b"" if choice is None else encode(choice)
+            rest = encode(more)[1:-1]
+            return event(start + choices + b"]" + (b"," + rest if rest else b"") + b"}")
+
+        return write
+
 
 LEAST_LOGPROB: Final = -9999.0
 """Written for a token of probability 0, since JSON has no infinity."""
@@ -180,3 +425,49 @@ def _refuse_unserved(body: CompletionRequest) -> None:
         raise ApiError(400, "best_of must equal n: this server does not rank answers", param="best_of")
     if body.echo and body.logprobs is not None:
         raise ApiError(400, "echo and logprobs are not served together: leave one out", param="echo")
+
+
+def tokenize(service: Service, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:
+    """Tokenise a text or a conversation exactly as a completion request would. Raises ApiError."""
+    service.require_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give prompt, a text, or messages, a conversation: one of them")
+    if body.messages is not None:
+        chat = ChatRequest(messages=body.messages, tools=body.tools, chat_template_kwargs=body.chat_template_kwargs)
+        token_ids = list(service.chats.prepare(as_chat(chat), caller).token_ids)
+    else:
+        assert body.prompt is not None
+        with_special = body.add_special_tokens is None or body.add_special_tokens
+        token_ids = service.encode(body.prompt) if with_special else service.encode_plain(body.prompt)
+    answer: dict[str, Any] = {"count": len(token_ids), "max_model_len": service.longest, "tokens": token_ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [service.decode([token], keeps_special=True) for token in token_ids]
+    return answer
+
+
+def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
+    """Turn token ids into text. Raises ApiError."""
+    service.require_model(body.model)
+    service.require_tokenizer()
+    beyond = [token for token in body.tokens if token >= service.vocabulary_size]
+    if beyond:
+        raise ApiError(
+            400, f"token {beyond[0]} is beyond the vocabulary of {service.vocabulary_size:,}", param="tokens"
+        )
+    return {"prompt": service.decode(body.tokens, keeps_special=True)}
+
+
+def model_card(service: Service) -> dict[str, Any]:
+    """Describe the model."""
+    return {
+        "id": service.config.model_name,
+        "object": "model",
+        "created": service.created_s,
+        "owned_by": "pagedkv",
+        "max_model_len": service.longest,
+    }
+
+
+def models(service: Service) -> dict[str, Any]:
+    """List the models: the one that is served."""
+    return {"object": "list", "data": [model_card(service)]}

@@ -15,9 +15,8 @@ from pydantic_core import from_json
 from pagedkv.engine import Chat, SamplingParams
 from pagedkv.engine.sampling import LogitsProcessor, TokenMatcher
 from pagedkv.errors import RequestError
-from pagedkv.server.access import Caller
-from pagedkv.server.bodies import Body
-from pagedkv.server.errors import ApiError
+from pagedkv.server.config import Caller
+from pagedkv.server.http import ApiError, Body
 
 __all__ = [
     "CacheBreakpoint",

@@ -20,15 +20,14 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive
 
-from pagedkv.server.access import Caller
-from pagedkv.server.errors import ApiError, json_response
-from pagedkv.server.exchange import Exchange, event
+from pagedkv.server.config import Caller
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
+from pagedkv.server.http import ApiError, json_response
 from pagedkv.server.openai.answers import as_prompt_details
-from pagedkv.server.openai.chat import DEFAULT_TTL, as_generation_request
+from pagedkv.server.openai.completions import DEFAULT_TTL, as_generation_request
 from pagedkv.server.openai.requests import ChatRequest, ResponsesRequest
 from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
-from pagedkv.server.service import Service, new_id
+from pagedkv.server.service import Exchange, Service, event, new_id
 
 __all__ = ["ResponseOutput", "Responses", "StoredResponses", "as_chat_tools", "messages_of"]
 

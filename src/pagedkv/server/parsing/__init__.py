@@ -2,12 +2,9 @@
 
 ::
 
-    choosing                      chooses the parser of a model's answers; splits reasoning off, before that parser
-    call_formats                  how Hermes', Llama's and Mistral's models write calls
-    call_parser                   runs a format over text that arrives in pieces
-    call_object                   one JSON object that may be a call, checked by character
-    response_templates            the parser that a tokenizer of transformers has
-    parts                         values, and the parser of text alone
+    choosing     chooses the parser of a model's answers; splits reasoning off; formats of calls, response templates
+    call_parser  runs a format over text that arrives in pieces; one JSON object that may be a call, by character
+    parts        values, and the parser of text alone
 
 For every parser, the merged parts depend on the text alone, not on how it is cut; what is not a call is text.
 """
