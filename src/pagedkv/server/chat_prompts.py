@@ -133,17 +133,11 @@ def conversation_digests(salt: bytes, setting: object, messages: Sequence[Mappin
 
 def next_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
     """Return the digest of a conversation extended by one message."""
-    fields = (
-        {name: message[name] for name in TEMPLATE_FIELDS if message.get(name) not in {None, ""}}
-        if _is_plain(message)
-        else message
-    )
+    fields = message
+    if all(isinstance(message.get(name), str | None) for name in TEMPLATE_FIELDS):
+        fields = {name: message[name] for name in TEMPLATE_FIELDS if message.get(name) not in {None, ""}}
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     return hashlib.sha256(digest + _canonical([fields, calls])).digest()
-
-
-def _is_plain(message: Mapping[str, Any]) -> bool:
-    return all(isinstance(message.get(name), str | None) for name in TEMPLATE_FIELDS)
 
 
 def _call(call: Mapping[str, Any]) -> object:

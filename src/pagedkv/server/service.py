@@ -161,10 +161,6 @@ class Service:
             return "".join(f"{token} " for token in token_ids)
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=not keeps_special))
 
-    def decoding(self, *, keeps_special: bool) -> Callable[[Sequence[int]], str]:
-        """Return a function that decodes token ids, with or without special tokens. Markers of calls may be special."""
-        return partial(self.decode, keeps_special=keeps_special)
-
     def parsers(self, tools: Sequence[Mapping[str, Any]], prompt: PreparedPrompt) -> Callable[[], AnswerParser]:
         """Return a function that makes the parser of one answer: of its reasoning, and of calls if tools are offered.
 
@@ -194,16 +190,6 @@ class Service:
     def formats(self) -> Formats:
         """Makes token matchers for the formats and forced calls of requests."""
         return self.engine.formats(self.tokenizer, self.config.tool_parser)
-
-    @property
-    def uses_predictions(self) -> bool:
-        """Whether the engine drafts tokens from a request's prediction."""
-        return self.engine.facts.uses_predictions
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Columns of the model's logits."""
-        return self.engine.facts.vocabulary_size
 
     @property
     def is_alive(self) -> bool:
@@ -247,15 +233,31 @@ class Service:
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=1)
         for prompt in request.prompts:
-            self._require_room(len(prompt.token_ids))
+            if len(prompt.token_ids) >= self.longest:
+                raise ApiError(
+                    400,
+                    f"the prompt has {len(prompt.token_ids):,} tokens, and the longest sequence {self.longest:,}, "
+                    "answer included",
+                    param="messages",
+                    code="context_length_exceeded",
+                )
         num_answers = len(request.prompts) * request.params.n
         if num_answers > self.config.max_answers:
             raise ApiError(
                 400, f"{num_answers} answers are requested, and at most {self.config.max_answers} are allowed"
             )
-        intent = self._intent(request)
+        caller = request.caller
+        intent = Intent(
+            tenant=caller.tenant if caller.tenant in self.engine.facts.tenants else None,
+            salt=caller.salt,  # as the tenant, of the caller alone
+            priority=request.priority,
+            breakpoints=request.breakpoints,
+            prediction=request.prediction,
+        )
+        deadlines_s = [limit for limit in (request.deadline_s, self.config.deadline_s) if limit is not None]
+        deadline_s = min(deadlines_s, default=None)
         streams = [
-            self.engine.generate(prompt.token_ids, request.params, intent=intent, deadline_s=self._deadline_s(request))
+            self.engine.generate(prompt.token_ids, request.params, intent=intent, deadline_s=deadline_s)
             for prompt in request.prompts
         ]
         generation = Generation(request, streams)
@@ -282,11 +284,6 @@ class Service:
         if not writer.is_cut and index < MOST_KEPT_ANSWERS:
             tenant = generation.request.caller.tenant
             self.chats.keep(generation.request.prompts[0], message, writer.token_ids, tenant)
-
-    def note_arrived(self, request: GenerationRequest) -> None:
-        """Report to logs a request that has arrived."""
-        for callback in self.on_arrived:
-            callback(request)
 
     def routes(self, generation: Generation) -> list[Route]:
         """Return the replicas that serve a request's prompts; empty where there are no replicas."""
@@ -346,30 +343,6 @@ class Service:
             says_all = isinstance(problem, EngineError) and problem.__cause__ is None  # of another process
             LOG.error("a request failed: %s", problem, exc_info=None if says_all else problem)
         return error
-
-    def _intent(self, request: GenerationRequest) -> Intent:
-        """Return the intent of a request; its tenant and salt come from the caller alone."""
-        tenant = request.caller.tenant if request.caller.tenant in self.engine.facts.tenants else None
-        return Intent(
-            tenant=tenant,
-            salt=request.caller.salt,
-            priority=request.priority,
-            breakpoints=request.breakpoints,
-            prediction=request.prediction,
-        )
-
-    def _deadline_s(self, request: GenerationRequest) -> float | None:
-        limits = [limit for limit in (request.deadline_s, self.config.deadline_s) if limit is not None]
-        return min(limits) if limits else None
-
-    def _require_room(self, num_tokens: int) -> None:
-        if num_tokens >= self.longest:
-            raise ApiError(
-                400,
-                f"the prompt has {num_tokens:,} tokens, and the longest sequence {self.longest:,}, answer included",
-                param="messages",
-                code="context_length_exceeded",
-            )
 
 
 def new_id(prefix: str) -> str:
@@ -490,7 +463,8 @@ class Exchange:
             ApiError: the request cannot be served, or its answer ended before it was complete.
             ClientGoneError: the client has disconnected.
         """
-        self._service.note_arrived(self._request)
+        for callback in self._service.on_arrived:
+            callback(self._request)
         return await while_connected(self._receive, self._whole(answer))
 
     async def _whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
@@ -523,7 +497,8 @@ class Exchange:
             ApiError: the request cannot be served.
             ClientGoneError: the client has disconnected.
         """
-        self._service.note_arrived(self._request)
+        for callback in self._service.on_arrived:
+            callback(self._request)
         try:
             generation = await while_connected(self._receive, self._begin())
         except (ClientGoneError, asyncio.CancelledError):

@@ -131,7 +131,7 @@ def as_generation_request(
         caller,
         [prompt],
         as_params(fields, max_tokens=body.max_tokens, logprobs=None, processors=() if forced is None else (forced,)),
-        service.decoding(keeps_special=not isinstance(new_parser(), PlainParser)),
+        partial(service.decode, keeps_special=not isinstance(new_parser(), PlainParser)),
         new_parser,
         breakpoints=breakpoints_of(conversation, body.cache_control, prompt, service.chats, caller),
     )

@@ -83,7 +83,7 @@ def breakpoints_of(
     marked = [(as_chat(_beginning(body, *place)), SECONDS[each.ttl or ttl]) for place, each in last]
     if options is not None and options.mode != "explicit":
         marked = [*marked[1 - MOST_BREAKPOINTS :], (chat, SECONDS[ttl])]
-    return breakpoints_at(marked[-MOST_BREAKPOINTS:], chat, prepared, chats, caller)
+    return breakpoints_at(marked[-MOST_BREAKPOINTS:], chat, prepared, chats, caller) if marked else ()
 
 
 def _marked(body: ChatRequest) -> Iterator[tuple[tuple[int, int], CacheBreakpoint]]:
@@ -151,7 +151,7 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             processors=processors,
         ),
-        service.decoding(keeps_special=not isinstance(new_parser(), PlainParser)),
+        partial(service.decode, keeps_special=not isinstance(new_parser(), PlainParser)),
         new_parser,
         body.deadline_s,
         as_priority(body, caller),
@@ -163,7 +163,7 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
 def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
     """Return the tokens of a prediction; empty if the engine does not use predictions. Raises ApiError."""
     text = predicted_text(body)
-    return tuple(service.encode_plain(text)) if text and service.uses_predictions else ()
+    return tuple(service.encode_plain(text)) if text and service.engine.facts.uses_predictions else ()
 
 
 @final
@@ -290,7 +290,7 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
         caller,
         prompts,
         as_params(body, max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs),
-        service.decoding(keeps_special=False),
+        partial(service.decode, keeps_special=False),
         PlainParser,
         body.deadline_s,
         as_priority(body, caller),
@@ -449,11 +449,10 @@ def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
     """Turn token ids into text. Raises ApiError."""
     service.require_model(body.model)
     service.require_tokenizer()
-    beyond = [token for token in body.tokens if token >= service.vocabulary_size]
+    vocabulary_size = service.engine.facts.vocabulary_size
+    beyond = [token for token in body.tokens if token >= vocabulary_size]
     if beyond:
-        raise ApiError(
-            400, f"token {beyond[0]} is beyond the vocabulary of {service.vocabulary_size:,}", param="tokens"
-        )
+        raise ApiError(400, f"token {beyond[0]} is beyond the vocabulary of {vocabulary_size:,}", param="tokens")
     return {"prompt": service.decode(body.tokens, keeps_special=True)}
 
 

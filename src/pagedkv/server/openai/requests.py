@@ -31,7 +31,6 @@ __all__ = [
     "TokenizeRequest",
     "answer_format",
     "as_chat",
-    "as_messages",
     "as_params",
     "as_priority",
     "offered_tools",
@@ -264,7 +263,7 @@ def as_chat(body: ChatRequest) -> Chat:
         raise ApiError(400, f"chat_template_kwargs may not have {taken[0]}", param="chat_template_kwargs")
     tools = offered_tools(body)
     return Chat(
-        as_messages(body.messages),
+        [_as_message(message, place) for place, message in enumerate(body.messages)],
         tools=tools or None,
         is_continued=is_continued,
         options=dict(body.chat_template_kwargs or {}),
@@ -300,11 +299,6 @@ def predicted_text(body: ChatRequest) -> str:
             400, "prediction must be of type content, its content a text or parts of type text", param="prediction"
         )
     return _as_text(content, "prediction.content")
-
-
-def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Turn messages into the form that templates take: content as text, arguments of calls as objects."""
-    return [_as_message(message, place) for place, message in enumerate(messages)]
 
 
 def answer_format(body: ChatRequest) -> dict[str, Any] | None:
@@ -370,6 +364,7 @@ def refuse_unserved(body: ChatRequest | CompletionRequest) -> None:
 
 
 def _as_message(message: Message, place: int) -> dict[str, Any]:
+    """Turn a message into the form that templates take: content as text, arguments of calls as objects."""
     fields = message.model_dump(exclude_none=True)
     fields["role"] = ROLES.get(message.role, message.role)
     fields["content"] = _as_text(message.content, f"messages[{place}].content")
