@@ -97,7 +97,7 @@ def test_the_unchanged_model_loads_what_it_stored(folder: Path) -> None:
 
 DIGEST: Final = (
     "from tests.engine.families import make_model\n"
-    "from pagedkv.engine.tiering import model_digest\n"
+    "from pagedkv.engine.identity import model_digest\n"
     "print(model_digest(make_model('llama')).hex())"
 )
 
