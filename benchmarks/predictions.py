@@ -36,7 +36,7 @@ from pagedkv.cli.engine_replay import Script, replay_with_engine, submit_scripte
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.engine import EngineConfig, EngineRequest, StepRecord
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.demo.serving import load_trained
+from pagedkv.engine.demo.trained import load_trained
 from pagedkv.engine.llm import find_groups
 from pagedkv.planner.traces import ConversationWorkload, Request, TokenizedRequest
 from pagedkv.planner.traces.workload import LogNormal

@@ -10,7 +10,8 @@ from typing import Final
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
-from pagedkv.engine.demo.serving import BOS, FOLDER, VOCABULARY, VOCABULARY_SIZE
+from pagedkv.engine.demo.serving import BOS, VOCABULARY, VOCABULARY_SIZE
+from pagedkv.engine.demo.trained import FOLDER
 
 UNKNOWN: Final = VOCABULARY_SIZE - 1
 SPECIAL: Final = ("<pad>", "<bos>", "<eos>", "<unk>")

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from pagedkv.engine import LLM, EngineConfig, SamplingParams, StepRecord
-from pagedkv.engine.demo.serving import load_trained
+from pagedkv.engine.demo.trained import load_trained
 from pagedkv.probe import compat
 
 PARTS: Final = ("schedule", "forward", "sample", "finish")

@@ -21,7 +21,7 @@ from torch import nn
 from benchmarks.engine.guessing import Taken, Tokens, serve_counted
 from benchmarks.engine.small_model import make_model
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
-from pagedkv.engine.demo.serving import load_trained
+from pagedkv.engine.demo.trained import load_trained
 from pagedkv.probe import compat
 
 NUM_PROMPT: Final = 64

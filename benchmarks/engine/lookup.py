@@ -16,7 +16,7 @@ import transformers
 
 from benchmarks.engine.guessing import Taken, Tokens, serve_counted
 from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
-from pagedkv.engine.demo.serving import load_trained
+from pagedkv.engine.demo.trained import load_trained
 from pagedkv.probe import compat
 
 LOOKUPS: Final = (0, 2, 4, 8)

@@ -21,7 +21,8 @@ from benchmarks.server.load import MAX_TOKENS, Heard, Mix, ask_all
 from benchmarks.server.parts import PARTS
 from benchmarks.server.serving import PORT, serving, state_of
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
-from pagedkv.engine.demo.serving import decode, draw_questions, load_demo
+from pagedkv.engine.demo.serving import decode, draw_questions
+from pagedkv.engine.demo.trained import load_demo
 from pagedkv.engine.prompts import chat_token_ids
 
 NUM_DOCUMENTS: Final = 24

@@ -26,7 +26,7 @@ from benchmarks.server.prompts import draw_prompts
 from benchmarks.server.serving import PORT, loop_s, serving
 from benchmarks.server.streams import body_of, stream_all
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
-from pagedkv.engine.demo.serving import FOLDER
+from pagedkv.engine.demo.trained import FOLDER
 from pagedkv.engine.loading import load
 from pagedkv.engine.prompts import chat_token_ids
 

@@ -20,7 +20,7 @@ from benchmarks.server.prompts import draw_prompts
 from benchmarks.server.serving import PORT, loop_s, processor_s, serving
 from benchmarks.server.streams import StreamedResponse, body_of, stream, stream_all, whole_all
 from pagedkv.engine import LLM, AsyncLLM, EngineConfig, SamplingParams
-from pagedkv.engine.demo.serving import load_demo
+from pagedkv.engine.demo.trained import load_demo
 from pagedkv.engine.prompts import chat_token_ids
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import pytest
 from pagedkv.cluster import ClusterSpec, ReplicaSpec, ReplicatedEngine, add_routes, deploy, shut_down
 from pagedkv.cluster.placements import Placements
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
-from pagedkv.engine.demo.serving import load_demo
+from pagedkv.engine.demo.trained import load_demo
 from pagedkv.routing import IndexState
 from pagedkv.server import OpenAccess, Served, ServerConfig, Service
 from pagedkv.server.engines import tokenizer_of

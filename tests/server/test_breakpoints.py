@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pagedkv.engine import Breakpoint, Chat
-from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, breakpoints_at
 from pagedkv.server.config import Caller
+from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, breakpoints_at
 
 FACTS = "red kite: locker 7. blue lamp: shelf 12. "
 QUESTION = "Where? red kite:"
@@ -17,7 +17,7 @@ def test_a_template_that_refuses_a_conversation_without_its_question_has_a_place
     *, question_is_apart: bool
 ) -> None:
     pytest.importorskip("transformers")
-    from pagedkv.engine.demo.serving import load_demo  # noqa: PLC0415 - needs torch
+    from pagedkv.engine.demo.trained import load_demo  # noqa: PLC0415 - needs torch
 
     tokenizer: Any = load_demo()[1]
     chats, caller = ChatPrompts(tokenizer, KeptAnswers(100)), Caller(None)

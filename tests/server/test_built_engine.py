@@ -1,7 +1,7 @@
 """An engine that is built for a server has the draft model that it was named."""
 
 from pagedkv.engine import EngineConfig, SamplingParams
-from pagedkv.engine.demo.serving import FOLDER
+from pagedkv.engine.demo.trained import FOLDER
 from pagedkv.server.engines import build_engine
 
 

@@ -11,7 +11,8 @@ import pytest
 from benchmarks.server.load import MAX_TOKENS, Mix, ask_all
 from pagedkv import Receipt
 from pagedkv.engine import LLM, EngineConfig
-from pagedkv.engine.demo.serving import decode, draw_questions, load_demo
+from pagedkv.engine.demo.serving import decode, draw_questions
+from pagedkv.engine.demo.trained import load_demo
 from pagedkv.engine.prompts import chat_token_ids
 from pagedkv.probe import compat
 from pagedkv.server import LocalEngine, OpenAccess, Served, ServerConfig, Service

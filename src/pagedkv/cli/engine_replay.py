@@ -32,7 +32,7 @@ from pagedkv.cli.serving import ServingOptions, require_some_served
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.demo.serving import load_trained
+from pagedkv.engine.demo.trained import load_trained
 from pagedkv.engine.loading import load
 from pagedkv.engine.sampling import Place, SampledTokens, WaitingRow
 from pagedkv.errors import ConfigurationError, InterruptedRunError, RequestError

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, final
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.contract.spec import keeps_state
 from pagedkv.engine import LLM, AnswerStream, AsyncLLM, EngineConfig, Intent, SamplingParams, StepRecord, TierStatistics
-from pagedkv.engine.demo.serving import FOLDER, load_demo
+from pagedkv.engine.demo.trained import FOLDER, load_demo
 from pagedkv.engine.loading import load, load_tokenizer
 from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.server.answer_formats import AnswerFormats, Formats

@@ -16,7 +16,6 @@ from pagedkv.engine.demo.serving import (
     ANSWER_LENGTH,
     BOS,
     DEMO_CONFIG,
-    FOLDER,
     LONGEST,
     QUESTION,
     SHORTEST,
@@ -30,9 +29,9 @@ from pagedkv.engine.demo.serving import (
     draw_questions,
     encode,
     judge,
-    load_trained,
     serve,
 )
+from pagedkv.engine.demo.trained import FOLDER, load_trained
 from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
 from tests.cli.command import run

@@ -52,9 +52,9 @@ def demo(
             compile_loops,
             draw_questions,
             judge,
-            load_trained,
             serve,
         )
+        from pagedkv.engine.demo.trained import load_trained  # noqa: PLC0415 - as above
 
         torch.set_num_threads(1)  # the model is too small to gain from several threads
         drawn = draw_questions(questions, documents, seed)

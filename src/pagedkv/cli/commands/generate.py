@@ -92,7 +92,7 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import generating  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.engine import SamplingParams  # noqa: PLC0415 - as above
-        from pagedkv.engine.demo.serving import load_demo  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.trained import load_demo  # noqa: PLC0415 - as above
         from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
         from pagedkv.engine.loading import load  # noqa: PLC0415 - as above
         from pagedkv.probe import compat  # noqa: PLC0415 - as above

@@ -22,17 +22,13 @@ also counts the slots that a reservation of ``max_tokens`` for each sequence wou
 facts, and with dense generation: 64 padded prompts at a time, in contiguous caches, without blocks.
 """
 
-import hashlib
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from pagedkv.contract.answers import Allocation
@@ -41,8 +37,7 @@ from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.llm import LLM, Tokenizer
-from pagedkv.engine.loading import usable_device
+from pagedkv.engine.llm import LLM
 from pagedkv.engine.outputs import StepRecord
 from pagedkv.engine.request import EngineRequest
 from pagedkv.engine.sampling import SamplingParams
@@ -57,7 +52,6 @@ __all__ = [
     "DEMO_CONFIG",
     "EOS",
     "FACT_LENGTH",
-    "FOLDER",
     "FULL_STOP",
     "LEAST_RIGHT",
     "LONGEST",
@@ -67,7 +61,6 @@ __all__ = [
     "PLACES",
     "QUESTION",
     "QUESTION_LENGTH",
-    "SHA256",
     "SHORTEST",
     "VOCABULARY",
     "VOCABULARY_SIZE",
@@ -86,8 +79,6 @@ __all__ = [
     "draw_questions",
     "encode",
     "judge",
-    "load_demo",
-    "load_trained",
     "serve",
 ]
 NOTHING_HELD: Final = 0.0
@@ -522,53 +513,3 @@ def _ask(document: Document, generator: np.random.Generator, num_answers: int) -
     fact = int(generator.integers(len(document.facts)))
     prompt = np.concatenate([document.tokens(), document.question(fact)])
     return Question(prompt, document.answer(fact), num_answers)
-
-
-FOLDER: Final = Path(__file__).parent / "model"
-"""``config.json`` and ``model.safetensors``, as transformers reads them."""
-SHA256: Final = "2a79a8c2e7211af9a23af53ed508716b56492e24de65cd1ebdd3182c9cf73517"
-"""Digest of ``model.safetensors``. Another training run reaches the same accuracy, with other weights."""
-
-
-def load_trained(folder: Path = FOLDER, *, max_positions: int | None = None) -> compat.Model:
-    """Load the model in float32, in evaluation mode.
-
-    Args:
-        folder: folder of the model's files.
-        max_positions: most positions of a sequence, for benchmarks that do not use the answers; None: as trained.
-
-    Raises:
-        ConfigurationError: the weights are missing, or have another digest than :data:`SHA256`.
-    """
-    file = folder / "model.safetensors"
-    try:
-        content = file.read_bytes()
-        config = json.loads((folder / "config.json").read_text())
-    except OSError as problem:
-        raise ConfigurationError(
-            f"the demonstration's model cannot be read: {problem}. Install pagedkv again"
-        ) from None
-    found = hashlib.sha256(content).hexdigest()
-    if found != SHA256:
-        raise ConfigurationError(
-            f"{file} is not the model that was trained: its SHA-256 is {found}, not {SHA256}. Install pagedkv again, "
-            "or put the new digest into pagedkv.engine.demo.serving if you have trained another model"
-        )
-    weights = {name: tensor.float() for name, tensor in safetensors.torch.load(content).items()}
-    given = {} if max_positions is None else {"max_position_embeddings": max_positions}
-    return compat.make_llama({**config, **given}, weights)
-
-
-def load_demo(device: str = "auto") -> tuple[compat.Model, Tokenizer]:
-    """Load the model and its tokenizer, which has a chat template.
-
-    Args:
-        device: for its weights and blocks, as of :func:`~pagedkv.engine.loading.usable_device`; with ``auto``
-            it is on the CPU, which is fast enough for it.
-
-    Raises:
-        ConfigurationError: as of :func:`load_trained`, or there is no such device.
-    """
-    tokenizer: Tokenizer = compat.load_tokenizer(str(FOLDER))
-    model: Any = load_trained()
-    return model if device == "auto" else model.to(usable_device(device)), tokenizer
