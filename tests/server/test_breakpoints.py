@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pagedkv.engine import Breakpoint, Chat
-from pagedkv.server.config import Caller
 from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, breakpoints_at
+from pagedkv.server.config import Caller
 
 FACTS = "red kite: locker 7. blue lamp: shelf 12. "
 QUESTION = "Where? red kite:"
