@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pagedkv.contract.space_config import blocks_that_fit
 from pagedkv.models import read_model
-from pagedkv.models.sizing import block_nbytes_of, groups_of
+from pagedkv.models.memory import block_nbytes_of, groups_of
 from pagedkv.planner.traces import TokenizedRequest
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import find_gpu, kv_budget_nbytes, read_cost_model

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.cluster.answer_so_far import AnswerSoFar
+from pagedkv.cluster.replicated_engine import AnswerSoFar
 from pagedkv.engine import LLM, Intent, RequestOutput, SamplingParams, TokenUpdate
 from pagedkv.engine.answer_stream import NewTokens
 from pagedkv.errors import EngineError

@@ -21,7 +21,7 @@ from pagedkv.device import (
 from pagedkv.device.reserved_memory import ReservedMemory
 from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 from pagedkv.models import read_model
-from pagedkv.models.sizing import block_nbytes_of as nbytes_of_model, groups_of
+from pagedkv.models.memory import block_nbytes_of as nbytes_of_model, groups_of
 
 LAYOUTS = ("BLKNHC", "BLHNC", "BLNHC", "LBKNHC", "LKBNHC", "KLBHNC", "HBLKNC")
 GIB = 2**30

@@ -184,7 +184,7 @@ def test_a_hole_in_an_answer_is_asked_for() -> None:
 
 
 def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedkv.events.subscription.REPLAY_PATIENCE_MS", 1)
+    monkeypatch.setattr("pagedkv.events.follower.REPLAY_PATIENCE_MS", 1)
     with Publisher() as publisher:
         recorder = recorded(publisher, lambda: publisher.send(SECOND, number=7), 1, replay=True)
     (gap,) = recorder.gaps

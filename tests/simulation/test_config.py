@@ -9,7 +9,7 @@ from pagedkv.contract.space_config import blocks_that_fit
 from pagedkv.contract.spec import FullAttention, RecurrentState, SlidingWindow
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import read_model
-from pagedkv.models.sizing import block_nbytes_of, groups_of
+from pagedkv.models.memory import block_nbytes_of, groups_of
 from pagedkv.simulation import ServingConfig
 
 GIB = 2**30

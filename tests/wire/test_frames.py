@@ -4,7 +4,7 @@ import pytest
 
 from pagedkv.errors import RecordingError
 from pagedkv.wire import Message
-from pagedkv.wire.frames import answered, published, request_frames
+from pagedkv.wire.following import answered, published, request_frames
 from tests.wire.golden_frames import NUMBERS, SGLANG, TOPIC, VLLM, answer
 
 

@@ -31,8 +31,7 @@ from pagedkv.cli.user_errors import as_typed
 from pagedkv.contract.space_config import DEFAULT_EVICTION, blocks_that_fit
 from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.models import ModelMemory, read_model
-from pagedkv.models.memory import GIB
-from pagedkv.models.sizing import block_nbytes_of, groups_of
+from pagedkv.models.memory import GIB, block_nbytes_of, groups_of
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.report.documents import Seconds
 from pagedkv.report.figures import pool_balance

@@ -8,10 +8,10 @@ r"""A cluster: several engines as replicas of Ray Serve, and an HTTP front that 
                      |         PrefixRequestRouter <--- events of blocks (sockets), numbers (Serve)
                      `-- Placements: the router's choices, with their reasons
 
-Reading order: ``messages`` (values sent between front and replicas), ``answer_so_far`` (the sent part of an answer, and
-its continuation on another replica), ``placements`` (the router of one front, and its latest choices), ``replica`` (an
-engine behind Serve, its specification), ``request_router`` (Serve's interface), ``replicated_engine`` (all replicas as
-one engine), ``deployment`` (the application of Serve), ``routes`` (pages of replicas, choices and blocks).
+Reading order: ``messages`` (values sent between front and replicas), ``placements`` (the router of one front, and its
+latest choices), ``replica`` (an engine behind Serve, its specification), ``request_router`` (Serve's interface),
+``replicated_engine`` (all replicas as one engine; an answer goes on at another one), ``deployment`` (the application of
+Serve), ``routes`` (pages of replicas, choices and blocks).
 
 Starting replicas, detecting that they died, and replacing them is left to Serve.
 """

@@ -4,15 +4,14 @@
 
     publisher       EventPublisher: publishes an engine's events, sends them again, sends snapshots
     follower        EventFollower: follows a publisher of pagedkv; yields messages for an index
-    subscription    Subscription: receives the messages of a publisher of any engine
+                    Subscription: receives the messages of a publisher of any engine
 
 The messages are in :mod:`pagedkv.wire`; those that users need can be imported from here too. Both need pyzmq and
 msgspec (``pip install 'pagedkv[record]'``).
 """
 
-from pagedkv.events.follower import EventFollower
+from pagedkv.events.follower import Endpoints, EventFollower, Subscription
 from pagedkv.events.publisher import EventPublisher
-from pagedkv.events.subscription import Endpoints, Subscription
 from pagedkv.wire import Alive, Applied, CacheSnapshot, FollowedMessage, FollowingRules, Snapshot, follow
 
 __all__ = [

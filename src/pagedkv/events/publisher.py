@@ -33,7 +33,7 @@ from pagedkv.contract.arguments import as_count, as_number
 from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import ConfigurationError, PagedKVError
-from pagedkv.events.subscription import bind
+from pagedkv.events.follower import bind
 from pagedkv.wire import (
     BatchEncoder,
     CachedSpace,

@@ -5,11 +5,9 @@ In the order in which data flows::
     config        checked access to the keys of one config.json
     layer_rules   the rule of each layer: full, window, chunk, recurrent, nothing
     families      the meaning of the keys for each ``model_type``; elements that an attention layer keeps of a token
-    parameters    the exact number of weights, if the config determines it
-    memory        ModelMemory and LayerGroup: the result; bytes of an element and of a recurrent state
+    memory        ModelMemory and LayerGroup: the result; bytes of an element and of a recurrent state; pools and blocks
     presets       the configs of well-known models
-    reader        read_model(): a file or a preset in, a ModelMemory out
-    sizing        pools and blocks from a ModelMemory and bytes
+    reader        read_model(): a file or a preset in, a ModelMemory out; the exact number of weights
 
 All are pure functions of a file's content: nothing is downloaded, and of pools only the group specification is used.
 """

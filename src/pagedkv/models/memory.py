@@ -1,8 +1,10 @@
-"""Bytes of one element, by the names of types in configs and in user options.
+"""Memory of a model, group by group: the result of this package, from which the groups of a block space are made.
 
-Memory of one recurrent layer for a sequence: its state, and the last inputs of its short convolution.
+A group's name is also the name of its block pool, so groups of one model never share a pool with blocks of different
+sizes in bytes.
 
-In elements, with a convolution of ``k`` taps that remembers ``k - 1`` inputs (transformers' own cache keeps ``k``)::
+One recurrent layer takes for a sequence its state, and the last inputs of its short convolution. In elements, with a
+convolution of ``k`` taps that remembers ``k - 1`` inputs (transformers' own cache keeps ``k``)::
 
     Mamba (Gu & Dao, 2023)               channels * d_state + channels * (k - 1)
     Mamba-2 (Dao & Gu, 2024)             channels * d_state + (channels + 2 * groups * d_state) * (k - 1)
@@ -10,11 +12,6 @@ In elements, with a convolution of ``k`` taps that remembers ``k - 1`` inputs (t
 
 where ``channels`` is the inner width of Mamba over all heads, and ``values`` that of DeltaNet's value heads. The
 convolution's inputs have the model's own type. So has the state, unless the config names another for it.
-
-Memory of a model, group by group: the result of this package, from which the groups of a block space are made.
-
-A group's name is also the name of its block pool, so groups of one model never share a pool with blocks of different
-sizes in bytes.
 """
 
 from collections.abc import Mapping
@@ -32,7 +29,9 @@ __all__ = [
     "GIB",
     "LayerGroup",
     "ModelMemory",
+    "block_nbytes_of",
     "gated_delta_state_nbytes",
+    "groups_of",
     "kv_element_nbytes",
     "mamba2_state_nbytes",
     "mamba_state_nbytes",
@@ -219,7 +218,7 @@ class ModelMemory:
     Args:
         name: the preset or the file.
         num_parameters: weights: a preset's published number, or counted from the config where that is exact
-            (:mod:`pagedkv.models.parameters`); None if neither is known.
+            (:mod:`pagedkv.models.reader`); None if neither is known.
         num_active_parameters: weights that one token is multiplied with; None if unknown.
         expert_share: share of a layer's routed experts that a token uses; 1 without experts.
         weights_nbytes: bytes of the weights, quantised as published; None where unknown.
@@ -252,3 +251,25 @@ class ModelMemory:
     def specs(self, block_size: int) -> tuple[GroupSpec, ...]:
         """Return the rules of all groups at one block size. Raises ConfigurationError as :meth:`LayerGroup.spec`."""
         return tuple(group.spec(block_size) for group in self.groups)
+
+
+CHECKPOINT_INTERVAL: Final = 1024
+"""Least tokens between checkpoints of a recurrent state, since a state takes as much memory as hundreds of tokens."""
+
+
+def groups_of(model: ModelMemory, block_size: int) -> tuple[GroupSpec, ...]:
+    """Return the groups of a model. States are kept every 1,024 tokens, or every block if that is more.
+
+    Raises:
+        ConfigurationError: the block size is not positive.
+    """
+    interval = -(-CHECKPOINT_INTERVAL // max(1, block_size)) * block_size
+    return tuple(
+        RecurrentState(interval, pool=group.name) if is_state(group.kind) else group.spec(block_size)
+        for group in model.groups
+    )
+
+
+def block_nbytes_of(model: ModelMemory, block_size: int) -> dict[str, int]:
+    """Return the bytes of a block of each pool."""
+    return {group.name: group.block_nbytes(block_size) for group in model.groups}

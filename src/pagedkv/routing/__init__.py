@@ -2,7 +2,7 @@
 
 Reading order: ``residency`` (which replicas have a block, and how many tokens of a prompt hit there), ``prompts`` (the
 digests of a prompt), ``tier_entries`` (what replicas can load), ``replica_index`` (replicas, their lifetimes and
-events), ``outstanding`` (what routed requests will store, and their work), ``routers`` (make choices, with reasons),
+events), ``routers`` (what routed requests will store, and their work; choices, with reasons),
 and ``recorded`` (inputs and choices as a file, and their replay). No thread, no clock, no I/O: the caller passes times
 and events.
 """

@@ -3,9 +3,8 @@
 In the order in which data flows::
 
     encoding     what the engine's thread copies after a step, and that as MessagePack, in the form of vLLM
-    frames       frames of published messages, of requests and of answers; the latest ones, to be sent again
     decoding     MessagePack to values, in the forms of vLLM and SGLang, and to the events of a block space
-    following    the batches of one publisher in order: gaps, lifetimes, snapshots
+    following    the batches of one publisher in order: gaps, lifetimes, snapshots; frames of messages at sockets
 
 No socket, no thread, no clock: these are in :mod:`pagedkv.events`. Messages need msgspec
 (``pip install 'pagedkv[record]'``).
@@ -31,25 +30,23 @@ from pagedkv.wire.encoding import (
     listed_pools,
 )
 from pagedkv.wire.following import (
+    ENDPOINT_ADVICE,
+    SNAPSHOT_REQUEST,
     Alive,
     Applied,
     FollowedMessage,
     Following,
     FollowingRules,
-    OutgoingRequest,
-    Snapshot,
-    follow,
-)
-from pagedkv.wire.frames import (
-    ENDPOINT_ADVICE,
-    SNAPSHOT_REQUEST,
     Message,
+    OutgoingRequest,
     Request,
     SentBatches,
+    Snapshot,
     answer,
     answered,
     broadcast,
     end_of_answer,
+    follow,
     published,
     request_frames,
     requested,
