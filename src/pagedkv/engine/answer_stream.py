@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self, final
 
 from pagedkv.engine.outputs import FinishReason, RequestOutput
-from pagedkv.engine.request import EngineRequest, Sample
+from pagedkv.engine.request import EngineRequest
 from pagedkv.engine.sampling import TokenLogprobs
 
 __all__ = [
@@ -79,20 +79,12 @@ class NewTokens:
         for place, sample in enumerate(self._request.samples):
             is_over = sample.finish_reason is not None
             if len(sample.token_ids) > self._num_given[place] or is_over > self._is_over[place]:
-                update = self._update(sample, self._num_given[place])
-                self._num_given[place] += len(update.token_ids)
+                first = self._num_given[place]
+                token_ids = tuple(sample.token_ids[first:])
+                self._num_given[place] += len(token_ids)
                 self._is_over[place] = is_over
-                yield update
-
-    def _update(self, sample: Sample, first: int) -> TokenUpdate:
-        return TokenUpdate(
-            self._prompt,
-            sample.index,
-            tuple(sample.token_ids[first:]),
-            sample.finish_reason,
-            sample.logprobs_from(first),
-            sample.stop,
-        )
+                logprobs = sample.logprobs_from(first)
+                yield TokenUpdate(self._prompt, sample.index, token_ids, sample.finish_reason, logprobs, sample.stop)
 
 
 class OutletClosedError(Exception):

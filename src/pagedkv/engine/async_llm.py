@@ -344,11 +344,6 @@ class _UnderWay:
     request: EngineRequest
     new_tokens: NewTokens
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the request was never admitted, and has not ended."""
-        return self.request.num_cached_tokens is None and not self.request.is_finished
-
 
 @final
 class EngineThread:
@@ -444,8 +439,13 @@ class EngineThread:
                 self._send_messages()  # the last message of an ended request does not wait for the next step
                 if self._llm.core.has_work:
                     self._on_step(self._llm.step())
-                self._count_waiting()
-                self._collect_updates()
+                self._waiting = [
+                    each
+                    for each in self._waiting
+                    if each.request.num_cached_tokens is None and not each.request.is_finished
+                ]
+                for recipient, under_way in list(self._under_way.items()):
+                    self._add_message(recipient, under_way)
                 self._send_messages()
             self._end_all()
         except Exception as problem:  # noqa: BLE001 - after any error the waiting callers must be woken
@@ -498,11 +498,6 @@ class EngineThread:
     def _has_room(self) -> bool:
         return len(self._waiting) < self._max_waiting
 
-    def _count_waiting(self) -> None:
-        """Forget the requests that wait no more. O(waiting)."""
-        if self._waiting:
-            self._waiting = [each for each in self._waiting if each.is_waiting]
-
     def _submit_backlog(self) -> None:
         while self._backlog and self._has_room():
             self._submit(next(iter(self._backlog)))
@@ -537,10 +532,6 @@ class EngineThread:
         self._add_message(recipient, under_way)
 
     # Messages
-
-    def _collect_updates(self) -> None:
-        for recipient, under_way in list(self._under_way.items()):
-            self._add_message(recipient, under_way)
 
     def _send_messages(self) -> None:
         messages, self._messages = self._messages, []

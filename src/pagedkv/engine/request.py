@@ -162,7 +162,7 @@ class Sample:
         self._stop_ids = frozenset(stop_ids)
         self._max_tokens = max_tokens
         self._decode = decode if sequence.params.stop else None
-        self.num_continued = sequence.num_generated
+        self.num_continued = len(sequence.generated_ids)
         self._stops = self._new_stops()
         self._logprobs: list[TokenLogprobs] = []
 
@@ -353,6 +353,7 @@ class EngineRequest:
         spec: the prompt, its parameters and limits.
         arrived: time of its arrival, in seconds of the engine's clock.
         fork_by: the engine's function that forks it.
+        prompt_token_ids, params, intent: those of ``spec``; the intent without ``replaces``, once the request is made.
         samples: its answers; live: those that have not ended, in the order of its rows.
         beams: the beam search; ``live`` are its beams then. None: it is no beam search.
         scheduled: the scheduler's record of it.
@@ -374,6 +375,9 @@ class EngineRequest:
     spec: RequestSpec
     arrived: float
     fork_by: Forker
+    prompt_token_ids: Int32Array = field(init=False)
+    params: SamplingParams = field(init=False)
+    intent: Intent = field(init=False)
     samples: list[Sample] = field(init=False)
     live: list[Sample] = field(init=False)
     scheduled: Request = field(init=False)
@@ -394,6 +398,7 @@ class EngineRequest:
     def __post_init__(self) -> None:
         """Make its samples, and the scheduler's record of it."""
         spec = self.spec
+        self.prompt_token_ids, self.params, self.intent = spec.prompt_token_ids, spec.params, spec.intent
         self.samples = spec.make_samples(self.params.n)
         self.live = list(self.samples)
         if self.params.num_beams > 1:
@@ -416,22 +421,8 @@ class EngineRequest:
             num_continued=len(self.intent.answered),
         )
         if self.intent.replaces is not None:  # else each turn of a conversation would keep all earlier turns in memory
-            self.spec = replace(spec, intent=replace(self.intent, replaces=None))
-
-    @property
-    def prompt_token_ids(self) -> Int32Array:
-        """The prompt: int32 ``[n]``."""
-        return self.spec.prompt_token_ids
-
-    @property
-    def params(self) -> SamplingParams:
-        """Its parameters."""
-        return self.spec.params
-
-    @property
-    def intent(self) -> Intent:
-        """Its hints; ``replaces`` is None once the request has been made."""
-        return self.spec.intent
+            self.intent = replace(self.intent, replaces=None)
+            self.spec = replace(spec, intent=self.intent)
 
     @property
     def is_finished(self) -> bool:

@@ -165,6 +165,9 @@ class SampledSequence:
         seed: where the noise comes from when the parameters name none.
         generated_ids: tokens of the answer that are known already, of a sequence that is taken up again.
 
+    Attributes:
+        generated_ids: the answer so far: the list itself, not to be changed.
+
     Raises:
         RequestError: bad words as text, or parameters that name tokens which the vocabulary does not have.
         TokenError: a token outside of the vocabulary, or an empty prompt.
@@ -199,7 +202,7 @@ class SampledSequence:
             processor.fork() if isinstance(processor, TokenMatcher) else processor
             for processor in params.logits_processors
         )
-        self._generated_ids: list[int] = []
+        self.generated_ids: list[int] = []
         self._history = self._new_history()
         self.features = self._features()
         self.append(generated_ids)
@@ -207,12 +210,7 @@ class SampledSequence:
     @property
     def num_generated(self) -> int:
         """Tokens of the answer so far."""
-        return len(self._generated_ids)
-
-    @property
-    def generated_ids(self) -> list[int]:
-        """The answer so far: the list itself, not to be changed. O(1)."""
-        return self._generated_ids
+        return len(self.generated_ids)
 
     def append(self, token_ids: TokenIds) -> None:
         """Grow the answer by accepted tokens. Cost: O(1) each.
@@ -221,13 +219,13 @@ class SampledSequence:
             TokenError: a token outside of the vocabulary; nothing is appended then.
         """
         tokens = _checked_ids(token_ids, self.vocab_size, "the answer").tolist()
-        self._generated_ids += tokens
+        self.generated_ids += tokens
         if self._history is not None:
             self._history.append(tokens)
 
     def append_sampled(self, token_id: int) -> None:
         """Grow the answer by a token that was sampled for it, and so needs no check: a step's hot path. O(1)."""
-        self._generated_ids.append(token_id)
+        self.generated_ids.append(token_id)
         if self._history is not None:
             self._history.append((token_id,))
 
@@ -237,17 +235,17 @@ class SampledSequence:
         Raises:
             TokenError: the answer is shorter.
         """
-        kept = as_count(num_generated, "num_generated", most=len(self._generated_ids), error=TokenError)
+        kept = as_count(num_generated, "num_generated", most=len(self.generated_ids), error=TokenError)
         if self._history is not None:
-            self._history.remove(self._generated_ids[kept:])
-        del self._generated_ids[kept:]
+            self._history.remove(self.generated_ids[kept:])
+        del self.generated_ids[kept:]
 
     def fork(self, sample: int) -> "SampledSequence":
         """Return an independent sequence with the same tokens. Cost: O(tokens of the answer)."""
         copy = object.__new__(SampledSequence)
         copy.__dict__.update(self.__dict__)
         copy.sample = as_count(sample, "sample")
-        copy._generated_ids = self._generated_ids.copy()
+        copy.generated_ids = self.generated_ids.copy()
         copy._history = None if self._history is None else self._history.fork()
         copy.processors = tuple(
             processor.fork() if isinstance(processor, TokenMatcher) else processor for processor in self.processors
@@ -256,12 +254,12 @@ class SampledSequence:
 
     def position(self, drafts: Sequence[int] = ()) -> int:
         """Return the position, from 0, of the token that is sampled after the answer and these drafts."""
-        return len(self._prompt_ids) + len(self._generated_ids) + len(drafts)
+        return len(self._prompt_ids) + len(self.generated_ids) + len(drafts)
 
     def token_ids(self, drafts: Sequence[int] = ()) -> list[int]:
         """List prompt, answer and drafts. Cost: O(n)."""
         ids: list[int] = self._prompt_ids.tolist()
-        return [*ids, *self._generated_ids, *drafts]
+        return [*ids, *self.generated_ids, *drafts]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -278,13 +276,13 @@ class SampledSequence:
         banned = list(self._bad_words.always)
         if self._bad_words.num_before:
             banned += self._bad_words.after(self._last(self._bad_words.num_before, drafts))
-        if len(self._generated_ids) + len(drafts) < self.params.min_tokens:
+        if len(self.generated_ids) + len(drafts) < self.params.min_tokens:
             banned += self._early_bans
         return banned
 
     def _last(self, count: int, drafts: Sequence[int]) -> list[int]:
         """List the last tokens, of the prompt as well where the answer has fewer."""
-        ids = [*self._generated_ids[-count:], *drafts]
+        ids = [*self.generated_ids[-count:], *drafts]
         missing = count - len(ids)
         return [*self._prompt_ids[-missing:].tolist(), *ids] if missing > 0 else ids[-count:]
 
