@@ -36,8 +36,7 @@ from pagedkv.contract.space_config import DEFAULT_EVICTION, blocks_that_fit
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.models import ModelMemory, read_model
-from pagedkv.models.memory import GIB
-from pagedkv.models.memory import block_nbytes_of, groups_of
+from pagedkv.models.memory import GIB, block_nbytes_of, groups_of
 from pagedkv.planner.capacity.curve import (
     FOR_MANY_REQUESTS,
     MOST_FOR_ALL,
