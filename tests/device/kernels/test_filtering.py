@@ -8,7 +8,7 @@ from pagedkv.device.kernels import reference
 from pagedkv.device.kernels.selection import kernels_for
 from pagedkv.engine.sampling.drawing import (
     WINDOW,
-    Filters as SamplersFilters,
+    RowFilters,
     gumbel,
     keys_of,
     run_words,
@@ -90,7 +90,7 @@ def test_thresholds_are_the_samplers(kind: str) -> None:
     asked = [each for each in ASKED if each[0]]
     filters, scores = filters_of(asked), scores_of(kind, len(asked), seed=1)
     tiles, rows = tiled(scores), torch.arange(len(asked))
-    theirs = thresholds(tiles, SamplersFilters(rows, *filters), tiles.largest(rows, WINDOW)[1])
+    theirs = thresholds(tiles, RowFilters(rows, *filters), tiles.largest(rows, WINDOW)[1])
     require_same(filters, scores, found(filters, scores), theirs)
 
 
@@ -137,7 +137,7 @@ def test_draws_behind_filters_are_the_samplers(asked: tuple[float, int, float, f
     scores = torch.randn(num_rows, num_tokens, generator=torch.Generator().manual_seed(3))
     filters = filters_of([asked] * num_rows)
     tiles, rows = tiled(scores), torch.arange(num_rows)
-    theirs = thresholds(tiles, SamplersFilters(rows, *filters), tiles.largest(rows, WINDOW)[1])
+    theirs = thresholds(tiles, RowFilters(rows, *filters), tiles.largest(rows, WINDOW)[1])
     mine = found(filters, scores)
     for seed in range(1 if IS_INTERPRETED else 5):
         columns = [torch.arange(num_rows) * 7919 + seed, torch.zeros(num_rows, dtype=torch.int64), rows]
