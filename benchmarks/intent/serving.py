@@ -8,9 +8,9 @@ import numpy as np
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.leasing import lease
-from pagedkv.blocks.life_cycle import is_spare, make_cached, make_spare
+from pagedkv.blocks.life_cycle import make_cached, make_spare
 from pagedkv.blocks.prefix_index import find
-from pagedkv.blocks.record import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures
+from pagedkv.blocks.record import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures, is_spare
 from pagedkv.blocks.victims import end_overdue
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint32Array

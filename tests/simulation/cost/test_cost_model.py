@@ -129,7 +129,7 @@ def test_per_token_takes_a_millisecond_a_token() -> None:
 @pytest.mark.parametrize("name", cost_model_names())
 def test_a_cost_model_survives_its_dictionary(name: str) -> None:
     cost = read_cost_model(name)
-    assert CostModel(**cost.as_dict()) == cost  # type: ignore[arg-type] # window is an int
+    assert CostModel(**cost.as_dict()) == cost
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
