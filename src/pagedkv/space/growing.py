@@ -143,8 +143,7 @@ class Growth(NamedTuple):
 
     def parts(self, tokens: Int32Array) -> list[tuple["Growth", Int32Array]]:
         """Split it, and its tokens, by number of drafts. O(tokens + rows x different numbers of drafts)."""
-        if self.drafts is None:
-            return [(self, tokens)]
+        assert self.drafts is not None, "rows have equally many drafts"
         split, ends = [], np.cumsum(self.counts)
         for num_draft in np.unique(self.drafts).tolist():
             places = np.flatnonzero(self.drafts == num_draft)
@@ -290,7 +289,7 @@ def _count_growth(state: SpaceState, group: Group, growth: Growth, num_new: Int6
 def _blocks_beside(state: SpaceState, growth: Growth) -> dict[str, int]:
     """Count, by pool, the blocks that draft states take for growing rows beside those of the groups' tables."""
     beside = dict.fromkeys(state.pools, 0)
-    for part, _ in growth.parts(NO_BLOCKS):
+    for part, _ in ((growth, NO_BLOCKS),) if growth.drafts is None else growth.parts(NO_BLOCKS):
         for drafts in state.draft_tables:
             beside[drafts.pool.name] += num_slots_lacking(
                 state, drafts, part.batch, part.counts, part.num_draft, is_unknown=part.is_unknown
@@ -347,8 +346,9 @@ def grow(
         _give_kept_states_up(state, growth)
     if ledger.shares_pending:
         leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
-    scratch, first_copies, any_full = state.copy_scratch, list[tuple[int, int]](), 0
-    for part, mine in growth.parts(tokens):
+    first_copies: list[tuple[int, int]] = []
+    scratch, any_full = state.copy_scratch, 0
+    for part, mine in ((growth, tokens),) if growth.drafts is None else growth.parts(tokens):
         if state.draft_tables:
             grow_slots(state, part.batch, part.counts, part.num_draft, is_unknown=part.is_unknown)
         for group in state.groups:
