@@ -78,7 +78,7 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         tell(batch)
     if state.counts_epochs:
         date_declared(state, batch)
-    for column in state.planned_columns:
+    for column in state.planned_columns.tolist():
         declare_planned(state.rows, batch, column)
     state.relies_on[batch] = 0
     if state.is_overlapped:

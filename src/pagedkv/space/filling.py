@@ -238,7 +238,7 @@ def fill(
             batch,
             numbers,
             limits,
-            state.planned_array,
+            state.planned_columns,
             refused,
         )
         if num_refused:

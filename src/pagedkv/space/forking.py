@@ -59,7 +59,7 @@ __all__ = ["branch", "branch_row", "fork", "fork_row", "inherit", "inherit_rows"
 def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
     """Copy what new rows share with ``parent`` whatever its length. Their own lengths are set already."""
     rows = state.rows
-    state.loops[inherit_rows](rows, state.planned_array, state.relies_on, state.publish_limits, parent, children)
+    state.loops[inherit_rows](rows, state.planned_columns, state.relies_on, state.publish_limits, parent, children)
     if parent in state.media_keys:
         state.media_keys |= dict.fromkeys(children.tolist(), state.media_keys[parent])
         state.media_reach[children] = state.media_reach[parent]

@@ -360,7 +360,7 @@ class SpaceState:
         pool_counts: the counts of the device pools.
         groups: the groups, in the configuration's order; cached_groups: those in prefix caching (all, if the space has
             none); outsiders: those outside it; replaying_groups: those whose windows can be replayed; own_starts:
-            outsiders and replaying_groups. planned_columns: the columns of the rows with the planned tokens of any
+            outsiders and replaying_groups. planned_columns: int32, the rows' columns with the planned tokens of any
             group. lanes: the groups of each digest chain. shedding_groups: those whose windows leave cached only what
             later prompts can hit. state_groups: those that keep states for prefixes to hit. sliding_groups: those that
             do not keep whole prefixes.
@@ -439,7 +439,7 @@ class SpaceState:
         self.replaying_groups = tuple(self.groups[index] for index in config.replaying)
         self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
         self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
-        self.planned_columns = tuple(dict.fromkeys(group.planned for group in self.groups))
+        self.planned_columns = np.array(list(dict.fromkeys(group.planned for group in self.groups)), np.int32)
         cached = self.cached_groups[0]
         is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
         self.only_chain = cached if is_one_chain else None
@@ -483,7 +483,6 @@ class SpaceState:
     def _make_scratch(self) -> None:
         """Make the scratch arrays of operations, and constant arrays."""
         config = self.config
-        self.planned_array = np.array(self.planned_columns, np.int32)
         self.write_counts = np.zeros((len(self.tables), 2), np.int32)
         self.ones = np.ones(config.max_sequences, np.int32)
         self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
