@@ -99,6 +99,8 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         if state.counts_epochs:
             date_open(*group.view, batch, state.oldest_epochs)
         num_blocks = state.loops[count_unpublished](group.arrays, state.rows, batch)
+        if num_blocks == 0:
+            continue
         found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
         num_found = state.loops[publish_new_blocks](*group.view, batch, found)
         if num_found:
