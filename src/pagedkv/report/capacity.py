@@ -1,7 +1,7 @@
 """Capacity: the hits of a cache of each size, and the causes of misses."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pagedkv.report.documents import Curve, ReportRun
@@ -26,7 +26,7 @@ from pagedkv.report.drawing import (
     read_out,
 )
 from pagedkv.report.figures import COUNT, PLOTS, RATIO, SECTIONS, TABLES
-from pagedkv.report.tables import Cell, Table
+from pagedkv.report.tables import Columns, Table, table
 
 OPTIMAL: Final = "optimal"
 IDEAL_LINE: Final = LineStyle(INK, ":", "")
@@ -261,25 +261,20 @@ def _chosen_capacity(curve: Curve, replay: tuple[int, float] | None) -> tuple[in
 
 
 def _table(curve: Curve) -> Table:
-    policies, online = list(curve["policies"]), list(curve["gaps"]["policy_gap"])
-    ratios = {policy: hit_ratios(curve, policy) for policy in policies}
-    return Table(
-        TABLES["curve"],
-        (
-            "blocks",
-            "tokens",
-            *map(shown_name, policies),
-            *(f"policy gap, {policy}" for policy in online),
-            "capacity gap",
-        ),
-        tuple(
-            (
-                Cell(COUNT.text(capacity)),
-                Cell(COUNT.text(capacity * curve["block_size"])),
-                *(Cell(RATIO.text(ratios[policy][capacity])) for policy in policies),
-                *(Cell(RATIO.text(curve["gaps"]["policy_gap"][policy][str(capacity)])) for policy in online),
-                Cell(RATIO.text(curve["gaps"]["capacity_gap"][str(capacity)])),
-            )
-            for capacity in _capacities(curve)
-        ),
-    )
+    gaps = curve["gaps"]
+
+    def gap(policy: str) -> Callable[[int], str]:
+        return lambda capacity: RATIO.text(gaps["policy_gap"][policy][str(capacity)])
+
+    def ratio(policy: str) -> Callable[[int], str]:
+        ratios = hit_ratios(curve, policy)
+        return lambda capacity: RATIO.text(ratios[capacity])
+
+    columns: Columns[int] = {
+        "blocks": COUNT.text,
+        "tokens": lambda capacity: COUNT.text(capacity * curve["block_size"]),
+        **{shown_name(policy): ratio(policy) for policy in curve["policies"]},
+        **{f"policy gap, {policy}": gap(policy) for policy in gaps["policy_gap"]},
+        "capacity gap": lambda capacity: RATIO.text(gaps["capacity_gap"][str(capacity)]),
+    }
+    return table(TABLES["curve"], columns, _capacities(curve))
