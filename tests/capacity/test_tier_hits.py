@@ -9,9 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
+from pagedkv.planner.capacity.curve import CurveTier, TierCurve, _keys_of, _paths, _Replay, measure_tiers
 from pagedkv.planner.capacity.pool_hits import hits_by_request
 from pagedkv.planner.capacity.references import BlockReferences
-from pagedkv.planner.capacity.tier_hits import CurveTier, TierCurve, _keys_of, _paths, _Replay, measure_tiers
 from pagedkv.tiers import Loaded, StoreCore
 from tests.capacity.prompts import Prompt, prompts, references_of
 

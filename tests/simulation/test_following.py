@@ -11,7 +11,7 @@ from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.meters import MissMeter, RequestLog
-from pagedkv.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
+from pagedkv.simulation.server import ReplayedRequest, RequestsUnderWay
 from tests.simulation.traffic import request_of, traces
 
 ONE_SECOND = CostModel(fixed_s=1.0)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from pagedkv.simulation.scripted_sampler import LEAST_ROOM, OutputStore
+from pagedkv.simulation.virtual_clock import LEAST_ROOM, OutputStore
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, LEAST_ROOM)), max_size=40), st.integers(0, 2**32 - 1))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pagedkv.simulation.scripted_sampler import sequence_tokens
+from pagedkv.simulation.virtual_clock import sequence_tokens
 
 
 def test_samples_differ_at_each_position_and_in_each_request() -> None:

@@ -42,7 +42,7 @@ from pagedkv.planner.traces.token_blocks import tokenize
 from pagedkv.probe import compat
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.scripted_sampler import sequence_tokens
+from pagedkv.simulation.virtual_clock import sequence_tokens
 
 
 @final

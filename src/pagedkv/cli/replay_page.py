@@ -32,7 +32,7 @@ from pagedkv.server.config import Access, ApiKeys, Caller, OpenAccess
 from pagedkv.server.inspector import InspectedReplay, MissedTokens, ReplayServer, ReplayState
 from pagedkv.simulation import VirtualServer
 from pagedkv.simulation.meters import MISS_LABELS, RunningRows, StepWork
-from pagedkv.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
+from pagedkv.simulation.server import ReplayedRequest, RequestsUnderWay
 from pagedkv.space import BlockSpace
 from pagedkv.tiers.served import LoadUnderWay, TierStatistics
 

@@ -43,8 +43,12 @@ from pagedkv.planner.capacity.curve import (
     OPTIMAL,
     POLICIES,
     CapacityCurve,
+    CurveTier,
+    TierCurve,
     default_capacities,
+    device_hits_of,
     measure_curve,
+    measure_tiers,
     policies_for,
     with_multiples,
 )
@@ -56,7 +60,6 @@ from pagedkv.planner.capacity.model_curve import (
     measure_model_curve,
 )
 from pagedkv.planner.capacity.references import BlockReferences, Partition, ReferenceCollector
-from pagedkv.planner.capacity.tier_hits import CurveTier, TierCurve, device_hits_of, measure_tiers
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import ContentBlocks
 from pagedkv.simulation import ServingConfig

@@ -5,8 +5,8 @@ In the order in which data flows::
     references       the references of a trace: paths of prompts in a tree of prefixes; blocks that are used again
     pool_hits        an eviction policy at one capacity, through the production pool; points side by side, in threads;
                      LRU at every capacity at once, and the offline optimum at one capacity, by stack distances
-    tier_hits        hits of tiers below the pool, by the store core: TierCurve
-    curve            the whole curve: CapacityCurve; MemoryNeed: how much memory a trace needs, in words
+    curve            the whole curve: CapacityCurve; TierCurve: hits of tiers below the pool, by the store core;
+                     MemoryNeed: how much memory a trace needs, in words
     model_curve      hits of models of several groups against memory, through the block space: ModelCurve; a curve of a
                      tiny trace, which compiles all loops in advance
 
