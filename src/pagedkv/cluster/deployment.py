@@ -38,8 +38,6 @@ with needing("cluster", "replicas"):
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
     from ray.serve.handle import DeploymentHandle
 
-__all__ = ["ClusterSpec", "autoscaling_of", "deploy", "front", "shut_down"]
-
 APPLICATION: Final = "pagedkv"
 ROUTER: Final = "pagedkv.cluster.request_router:PrefixRequestRouter"
 STATS_PERIOD_S: Final = 1.0

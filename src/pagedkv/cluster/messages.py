@@ -16,16 +16,6 @@ from pagedkv.errors import PagedKVError
 from pagedkv.routing import Choice
 from pagedkv.server import EngineFacts
 
-__all__ = [
-    "HEARTBEAT_S",
-    "WEIGHTS",
-    "ReplicaAnswer",
-    "ReplicaCall",
-    "ReplicaFacts",
-    "ReplicaMessage",
-    "RoutedRequest",
-]
-
 HEARTBEAT_S: Final = 1.0
 """Most seconds between two messages of a replica's events."""
 WEIGHTS: Final = "tier_weights"

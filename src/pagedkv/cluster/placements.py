@@ -22,8 +22,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.routing import Choice, ReplicaIndex, ReplicaView, Router, Routing, RoutingRules
 from pagedkv.wire import FollowedMessage, follow
 
-__all__ = ["Placed", "Placements", "ReplicaChange", "ReplicaStatus"]
-
 MOST_CHOICES: Final = 1000
 HOST: Final = "CPU"
 MOST_SILENT_S: Final = 3 * HEARTBEAT_S

@@ -45,17 +45,6 @@ with needing("cluster", "replicas"):
     import ray
     from ray import serve
 
-__all__ = [
-    "BLOCKS_IN_USE",
-    "NUM_WAITING",
-    "POLICY",
-    "RESCAN_S",
-    "EngineReplica",
-    "ReplicaSpec",
-    "desired_replicas",
-    "scale_by_blocks",
-]
-
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 Name = TypeVar("Name")

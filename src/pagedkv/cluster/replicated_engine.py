@@ -54,9 +54,6 @@ from pagedkv.server.engines import EngineNumbers
 from pagedkv.server.http import as_sendable
 from pagedkv.tiers import BreakerState
 
-__all__ = ["AnswerSoFar", "ReplicatedEngine", "sums_by_tier"]
-
-
 with needing("cluster", "replicas"):
     from ray.exceptions import RayActorError, RayError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException

@@ -22,8 +22,6 @@ from pagedkv.routing import Routing, RoutingRules
 with needing("cluster", "replicas"):
     from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-__all__ = ["PrefixRequestRouter"]
-
 POLL_S: Final = 0.2
 FACTS: Final = "facts"
 

@@ -23,8 +23,6 @@ from pagedkv.server.http import json_response
 from pagedkv.server.inspector import LAST_EVENT, add_inspector_paths
 from pagedkv.server.inspector.pages import PAGE_HEADERS, add_page
 
-__all__ = ["add_replica_inspectors", "add_routes"]
-
 OK: Final = 200
 
 MOST_SHOWN: Final = 200

@@ -24,18 +24,6 @@ from pagedkv.engine.outputs import FinishReason, RequestOutput
 from pagedkv.engine.request import EngineRequest
 from pagedkv.engine.sampling import TokenLogprobs
 
-__all__ = [
-    "AnswerStream",
-    "NewTokens",
-    "Outlet",
-    "OutletClosedError",
-    "Recipient",
-    "StreamMessage",
-    "StreamState",
-    "TokenUpdate",
-    "deliver",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenUpdate:

@@ -42,21 +42,6 @@ from pagedkv.engine.sampling import (
 from pagedkv.errors import SamplingError
 from pagedkv.scheduling import Batch, Decoding, Drafts, Request
 
-__all__ = [
-    "Answering",
-    "DraftResult",
-    "RowLists",
-    "SampledRow",
-    "Sampler",
-    "Sampling",
-    "Taken",
-    "accept_drafts",
-    "lines_of",
-    "only",
-    "places_of",
-    "with_drafts",
-]
-
 
 class SampledRow(NamedTuple):
     """An answer for which a token is sampled.

@@ -46,7 +46,6 @@ from pagedkv.engine.request import PLAIN, EngineRequest, Intent
 from pagedkv.engine.sampling import SamplingParams
 from pagedkv.errors import ConfigurationError, EngineError, QueueFullError, RequestError
 
-__all__ = ["AsyncLLM", "Call", "Close", "End", "EngineThread", "Submit"]
 WhenFull: TypeAlias = Literal["wait", "refuse"]
 T = TypeVar("T")
 

@@ -43,16 +43,6 @@ from pagedkv.errors import EngineError
 from pagedkv.probe import compat
 from pagedkv.probe.layers import EngineGroups
 
-__all__ = [
-    "CaptureState",
-    "CapturedPasses",
-    "MetadataOf",
-    "ModelWatch",
-    "Pass",
-    "most_captured",
-    "of_tables",
-    "what_prevents_graphs",
-]
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 ADAPTER_STATE: Final = ("_active_adapter", "_disable_adapters", "merged_adapters")
 """What PEFT's layers keep of adapters: which are active, whether any is, and which the weights hold already."""

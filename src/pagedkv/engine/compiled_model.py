@@ -30,8 +30,6 @@ from pagedkv.probe import compat
 from pagedkv.probe.compat import current_pass
 from pagedkv.probe.layers import EngineGroups
 
-__all__ = ["COMPILED", "LEAST_TOKENS", "CompiledModel", "first_tokens", "what_prevents_compiling"]
-
 COMPILED: Final = "pagedkv_compiled"
 LEAST_TOKENS: Final = 2
 """Sizes of 0 and 1 are constants to torch.compile, others symbols."""

@@ -23,8 +23,6 @@ from pagedkv.probe.layers import EngineGroups
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.tiers import Tier
 
-__all__ = ["EngineConfig"]
-
 KVType: TypeAlias = Literal["auto", "fp8"]
 BeyondContext: TypeAlias = Literal["refuse", "clip"]
 

@@ -42,17 +42,6 @@ from pagedkv.probe import compat
 from pagedkv.tiers import HostMemory, Identity, Tier
 from pagedkv.tiers.entry_blocks import BlockBytes, CopyEnd, HostBlocks, Rows
 
-__all__ = [
-    "CpuBlockBytes",
-    "GpuBlockBytes",
-    "OwnContent",
-    "StoredContent",
-    "block_bytes_with_staging",
-    "block_nbytes",
-    "open_tier_memory",
-    "scales_of",
-]
-
 
 class StoredContent(Protocol):
     """The content of an engine's blocks, as other processes see it."""

@@ -53,8 +53,6 @@ from pagedkv.probe.layers import EngineGroups
 from pagedkv.scheduling import Request, Scheduler
 from pagedkv.tiers.served import LoadUnderWay, TierStatistics
 
-__all__ = ["Driver", "EngineCore"]
-
 NO_SHARED_TIER: Final = "a hand-off needs a tier that both engines have: a folder, Redis or an object store"
 
 

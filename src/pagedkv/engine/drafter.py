@@ -80,17 +80,6 @@ from pagedkv.probe import compat
 from pagedkv.probe.layers import EngineGroups, LayerPlace
 from pagedkv.scheduling import UNKNOWN_TOKEN, Batch
 
-__all__ = [
-    "DEFAULT_DRAFT_TOKENS",
-    "DraftModel",
-    "DraftPass",
-    "Drafted",
-    "Drafter",
-    "OpenDrafts",
-    "PassBuffers",
-    "paired",
-    "require_fit",
-]
 DEFAULT_DRAFT_TOKENS: Final = 4
 """Tokens that a draft model proposes for a sequence in a step, by default."""
 POOL_PREFIX: Final = "draft:"

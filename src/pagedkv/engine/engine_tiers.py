@@ -56,17 +56,6 @@ from pagedkv.tiers.tier_events import MOST_TIER_EVENTS, TierEventLog, published_
 from pagedkv.tiers.tier_loads import TierLoads
 from pagedkv.tiers.tier_offers import TierOffers
 
-__all__ = [
-    "LOG",
-    "DroppedStores",
-    "EngineTiers",
-    "HandOff",
-    "OpenTier",
-    "announce",
-    "entries_of",
-    "hand_over_direct",
-    "take_over_direct",
-]
 LONGEST_WAIT_S: Final = 0.005
 """Longest wait of a step without work for a load; short, since the engine's thread takes no commands meanwhile."""
 AT_EXIT_S: Final = 10.0

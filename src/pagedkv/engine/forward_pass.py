@@ -28,8 +28,6 @@ from pagedkv.probe import compat
 from pagedkv.probe.compat import listening
 from pagedkv.probe.layers import EngineGroups
 
-__all__ = ["ForwardPass", "PagedCache"]
-
 
 @final
 class ForwardPass:

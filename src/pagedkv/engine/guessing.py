@@ -32,7 +32,6 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["MOST_TOKENS", "LookupText", "PredictedText", "PromptLookup"]
 NO_GUESS: Final = np.zeros(0, np.int32)
 MOST_TOKENS: Final = 64
 

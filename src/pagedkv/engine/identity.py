@@ -40,7 +40,6 @@ from pagedkv.probe import compat
 from pagedkv.probe.compat import BorrowedModel
 from pagedkv.tiers import GroupLayout, Identity, ModelIdentity
 
-__all__ = ["Scales", "code_digest", "identity_of", "model_digest", "require_no_hooks"]
 FORMAT: Final = "1"
 """Raised when this engine lays blocks out, or computes them, in another way than before."""
 PIECE_NBYTES: Final = 2**26

@@ -23,8 +23,6 @@ from pagedkv.probe import compat
 from pagedkv.probe.compat import BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 
-__all__ = ["KVScales", "measure_kv_scales", "set_scales"]
-
 GREATEST: Final = torch.finfo(torch.float8_e4m3fn).max
 LEAST: Final = 1e-12
 """The scale of a head whose keys were all zero."""

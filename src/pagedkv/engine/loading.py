@@ -14,8 +14,6 @@ from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.model_folder import require_folder
 from pagedkv.probe import compat
 
-__all__ = ["DTYPES", "load", "load_tokenizer", "usable_device"]
-
 DTYPES: Final = ("float32", "bfloat16", "float16", "auto")
 
 

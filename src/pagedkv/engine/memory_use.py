@@ -18,8 +18,6 @@ import torch
 from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
 
-__all__ = ["MemoryUse", "measured", "refusing", "require_room", "weights_nbytes"]
-
 GIB: Final = 2**30
 
 

@@ -14,8 +14,6 @@ from pagedkv.engine.sampling import TokenLogprobs
 from pagedkv.space import Receipt
 from pagedkv.tiers.served import TierNote
 
-__all__ = ["Completion", "FinishReason", "RequestOutput", "StepRecord"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

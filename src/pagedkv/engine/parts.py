@@ -33,8 +33,6 @@ from pagedkv.probe import compat
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.space import BlockSpace
 
-__all__ = ["EngineParts", "ModelTraits", "require_draft_model"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:

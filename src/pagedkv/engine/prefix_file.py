@@ -44,7 +44,6 @@ from pagedkv.tiers import Identity, OpenFrame, Refusal, Run, frames_of, read_fra
 from pagedkv.tiers.entry_blocks import BlockBytes, EntryLayout, Rows, fill, longest_end
 from pagedkv.tiers.frame import Buffer
 
-__all__ = ["NixlLink", "bring_frames", "cached_frames", "read_prefix", "write_prefix"]
 ANY_TOKEN: Final = np.int32(0)
 STAGING_NBYTES: Final = 2**26
 TOKEN_NBYTES: Final = 4

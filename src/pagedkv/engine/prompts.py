@@ -18,7 +18,6 @@ import torch
 
 from pagedkv.errors import RequestError
 
-__all__ = ["Chat", "Message", "Prompt", "TokensPrompt", "chat_text", "chat_token_ids", "is_chat"]
 Message: TypeAlias = Mapping[str, Any]
 """``{"role": "user", "content": "..."}``, with any other keys of the template."""
 

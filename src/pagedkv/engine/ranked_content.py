@@ -50,8 +50,6 @@ from pagedkv.probe.layers import EngineGroups
 from pagedkv.tiers import HostMemory, Identity, Tier
 from pagedkv.tiers.entry_blocks import BlockBytes, CopyEnd, HostBlocks, Rows
 
-__all__ = ["OtherRankBlocks", "RankedBlockBytes", "RankedContent", "WholeBlocks", "WholeModel", "follow"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Axes:

@@ -57,7 +57,6 @@ from pagedkv.engine.runner import FlatBatch
 from pagedkv.errors import ConfigurationError, EngineError, RankLostError
 from pagedkv.tiers.entry_blocks import Rows
 
-__all__ = ["PeerWatch", "RankGroup", "SentCopy", "SentStep", "connect_to_first", "connect_to_others"]
 IDLE: Final = timedelta(days=365)
 LAYER: Final = timedelta(seconds=60)
 LOOK: Final = timedelta(seconds=1)

@@ -51,9 +51,6 @@ from pagedkv.errors import RequestError, SamplingError, TokenError
 from pagedkv.scheduling import NO_INTENT, UNKNOWN_TOKEN, CacheIntent, Request
 from pagedkv.tiers.served import TierNote
 
-__all__ = ["PLAIN", "Beams", "Decode", "EngineRequest", "Intent", "RequestSpec", "Sample", "fork_params", "fork_prefix"]
-
-
 LARGEST_PRIORITY: Final = 2**31 - 1
 
 

@@ -68,17 +68,6 @@ from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.scheduling import UNKNOWN_TOKEN, Batch, Chunk, Drafts
 
-__all__ = [
-    "FlatBatch",
-    "LastTokens",
-    "ModelHead",
-    "ModelRunner",
-    "PromptScoring",
-    "flatten",
-    "scorings_of",
-    "watched_head",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatBatch:

@@ -52,15 +52,6 @@ from pagedkv.probe.compat import BorrowedModel
 from pagedkv.probe.layers import EngineGroups
 from pagedkv.space import BlockSpace
 
-__all__ = [
-    "TOLERANCE",
-    "DenseAnswer",
-    "SelfTest",
-    "ask_dense",
-    "cause_of_difference",
-    "cause_of_own_difference",
-    "self_test",
-]
 NEAR: Final = 1e-3
 """Of the logits' spread: equal but for rounding."""
 UNKNOWN: Final = "Some layer sees more, or less, than the probe found out; docs/engine.md lists what is supported"

@@ -18,7 +18,6 @@ from pagedkv.contract.head_slices import heads_of_rank
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
 
-__all__ = ["shard"]
 KEY_VALUE: Final = ("k_proj", "v_proj")
 AddUp = Callable[[torch.Tensor], object]
 

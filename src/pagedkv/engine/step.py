@@ -41,17 +41,6 @@ from pagedkv.errors import ConfigurationError, PagedKVError, RequestError
 from pagedkv.scheduling import AbortedBatches, Batch, Progress, Request, Scheduler
 from pagedkv.space import BlockSpace
 
-__all__ = [
-    "FailedSteps",
-    "Flight",
-    "LiveRequests",
-    "Recorder",
-    "RequestRules",
-    "StepLoop",
-    "may_be_retried",
-    "require_possible",
-]
-
 
 @dataclass(slots=True, eq=False)
 class Flight:

@@ -31,9 +31,6 @@ from pagedkv.wire import (
     request_frames,
 )
 
-__all__ = ["Endpoints", "EventFollower", "Subscription", "bind", "connect", "is_ipv6", "refusals", "require_endpoint"]
-
-
 with needing("record", "a stream of KV events"):
     import zmq
 MOST_AT_ONCE: Final = 1000

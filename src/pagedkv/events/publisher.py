@@ -53,8 +53,6 @@ from pagedkv.wire import (
 with needing("record", "a stream of KV events"):
     import zmq
 
-__all__ = ["EventPublisher"]
-
 LOG: Final = logging.getLogger("pagedkv.events")
 
 MOST_UNSENT: Final = 100_000

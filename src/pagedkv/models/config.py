@@ -21,7 +21,6 @@ from typing import Final, Self
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["COMPARE", "MAX_NBYTES", "ModelConfig", "read_json_object"]
 MAX_NBYTES: Final = 8 * 2**20
 """Largest file read. Configs have a few kilobytes; those with long tables of labels have about one megabyte."""
 

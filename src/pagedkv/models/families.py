@@ -50,17 +50,6 @@ from pagedkv.models.memory import (
     nemotron_state_nbytes,
 )
 
-__all__ = [
-    "Family",
-    "KeptByAttention",
-    "every_head",
-    "family_of",
-    "grouped_heads",
-    "heads_of_falcon",
-    "heads_of_gpt_bigcode",
-    "latents",
-    "plain_heads",
-]
 MAX_HEADS: Final = 2**16
 MAX_DIM: Final = 2**24
 KEYS_AND_VALUES: Final = 2

@@ -11,28 +11,6 @@ from typing import Final, Literal, TypeAlias, assert_never, get_args
 
 from pagedkv.models.config import COMPARE, ModelConfig
 
-__all__ = [
-    "FULL",
-    "KINDS",
-    "RECURRENT",
-    "GroupKind",
-    "LayerRule",
-    "LayerRules",
-    "RuleReader",
-    "all_full",
-    "attention_at",
-    "attention_every",
-    "chunk_unless_no_rope",
-    "is_state",
-    "layers_must_be_listed",
-    "listed_rules",
-    "pattern_of_letters",
-    "window_below_top",
-    "window_everywhere",
-    "window_except_every",
-    "without_shared_layers",
-]
-
 GroupKind: TypeAlias = Literal["full", "window", "chunk", "recurrent"]
 KINDS: Final[tuple[GroupKind, ...]] = get_args(GroupKind)
 """All kinds, in the order of a model's groups."""

@@ -12,8 +12,6 @@ from typing import Final
 
 from pagedkv.models.memory import GIB
 
-__all__ = ["PRESETS", "Preset", "model_names"]
-
 BILLION: Final = 10**9
 
 

@@ -30,7 +30,6 @@ from pagedkv.models.layer_rules import (
 from pagedkv.models.memory import LayerGroup, ModelMemory, kv_element_nbytes, model_element_nbytes
 from pagedkv.models.presets import PRESETS, Preset, model_names
 
-__all__ = ["ParameterCount", "count_parameters", "expert_share", "read_model"]
 CONFIG_FILE: Final = "config.json"
 NUM_SUGGESTIONS: Final = 3
 LEAST_LIKENESS: Final = 0.4

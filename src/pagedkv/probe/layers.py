@@ -24,17 +24,6 @@ from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, Recurr
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
 from pagedkv.errors import UnsupportedModelError
 
-__all__ = [
-    "CallSpec",
-    "EngineGroups",
-    "LayerPlace",
-    "ModelLayers",
-    "Rule",
-    "RuleKind",
-    "SourceSpec",
-    "StateSpec",
-    "group_layers",
-]
 RuleKind: TypeAlias = Literal["full", "window", "chunk"]
 
 

@@ -29,7 +29,6 @@ from pagedkv.probe import compat
 from pagedkv.probe.compat import PROBE, BorrowedModel, listening
 from pagedkv.probe.layers import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
 
-__all__ = ["NUM_POSITIONS", "probe", "require_supported", "rule_of_mask"]
 BY_LENGTH: Final = {
     "longrope": "its rotary factors are others once any sequence of the pass is longer than the original context",
     "dynamic": "its rotary factors depend on the longest position of the pass (dynamic NTK)",

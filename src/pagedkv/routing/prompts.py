@@ -26,8 +26,6 @@ from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds
 
-__all__ = ["HashedPrompt", "PromptHasher", "PromptMemory"]
-
 NO_EXTRA_IDS: Final = np.zeros(0, np.int32)
 LEAST_TOKENS: Final = 8192
 """Shorter prompts are hashed in less than 50 us."""

@@ -38,8 +38,6 @@ from pagedkv.routing.prompts import HashedPrompt
 from pagedkv.routing.replica_index import ReplicaIndex
 from pagedkv.routing.routers import Choice, Router, RoutingRules
 
-__all__ = ["RecordWriter", "ReplayedChoice", "replay"]
-
 Line: TypeAlias = dict[str, Any]
 
 KEPT_NBYTES: Final = 16

@@ -13,8 +13,6 @@ from pagedkv.routing.replica_index import ReplicaIndex
 from pagedkv.routing.residency import SMALLEST
 from pagedkv.routing.routers import Router
 
-__all__ = ["rehearse"]
-
 GROUPS: Final[tuple[tuple[GroupSpec, ...], ...]] = ((FullAttention(4),), (FullAttention(4), SlidingWindow(8, 4)))
 
 

@@ -28,8 +28,6 @@ from pagedkv.routing.prompts import HashedPrompt, PromptHasher
 from pagedkv.routing.residency import MOST_REPLICAS, HitLengths, Residency, Uint64Array, leading_blocks
 from pagedkv.routing.tier_entries import TierEntries
 
-__all__ = ["IndexState", "Note", "ReplicaIndex", "ReplicaView"]
-
 Note: TypeAlias = Callable[[str, float | None, Mapping[str, object]], None]
 """Called with each input of a router: its kind, its time in seconds or None, and its values."""
 

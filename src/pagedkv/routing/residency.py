@@ -40,8 +40,6 @@ from pagedkv.contract.spec import (
 )
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["MOST_REPLICAS", "HitLengths", "Residency", "Uint64Array", "leading_blocks"]
-
 Uint64Array: TypeAlias = npt.NDArray[np.uint64]
 MOST_REPLICAS: Final = 64
 DIGEST_WORDS: Final = 8

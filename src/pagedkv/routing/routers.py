@@ -43,19 +43,6 @@ from pagedkv.routing.prompts import HashedPrompt
 from pagedkv.routing.replica_index import IndexState, Note, ReplicaIndex
 from pagedkv.routing.residency import Residency
 
-__all__ = [
-    "ROUTINGS",
-    "Candidate",
-    "Choice",
-    "Outstanding",
-    "Promises",
-    "ReplicaLoad",
-    "ReplicaLoads",
-    "Router",
-    "Routing",
-    "RoutingReason",
-    "RoutingRules",
-]
 Routing: TypeAlias = Literal["prefix", "least-loaded", "round-robin"]
 ROUTINGS: Final[tuple[Routing, ...]] = ("prefix", "least-loaded", "round-robin")
 HOST: Final = "CPU"

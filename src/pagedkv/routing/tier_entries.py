@@ -26,8 +26,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.routing.prompts import HashedPrompt
 from pagedkv.routing.residency import MOST_REPLICAS, Residency, Uint64Array
 
-__all__ = ["TierEntries", "tokens_behind_hits"]
-
 FIRST_RUNS: Final = 32
 """Runs of the first look-up; each further one has twice as many."""
 NO_MEDIUM: Final = -1

@@ -48,7 +48,6 @@ from pagedkv.scheduling.request import Admission, BatchDraft, Request
 from pagedkv.scheduling.state import SchedulerState
 from pagedkv.space import PrefixHit
 
-__all__ = ["Promises", "admit_waiting", "branch_off", "fits_alone"]
 BEYOND_CAP: Final = -1
 """Result of an admission in place of a number of tokens: the request waits because of its tenant's cap."""
 

@@ -14,17 +14,6 @@ from typing import Final, Literal, TypeAlias, get_args
 from pagedkv.contract.arguments import as_count, as_flag, as_number
 from pagedkv.errors import ConfigurationError, RequestError
 
-__all__ = [
-    "LONGEST_LEASE_S",
-    "NO_INTENT",
-    "Breakpoint",
-    "CacheIntent",
-    "PreemptionKind",
-    "PublishLimit",
-    "SchedulingConfig",
-    "require_preemption",
-]
-
 PreemptionKind: TypeAlias = Literal["recompute", "swap"]
 """What happens to the blocks of a preempted request: freed and computed again, or swapped to the host."""
 

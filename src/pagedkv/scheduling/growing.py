@@ -29,8 +29,6 @@ from pagedkv.scheduling.request import UNKNOWN_TOKEN, Batch, BatchDraft, Chunk, 
 from pagedkv.scheduling.state import BY_KEY, SchedulerState
 from pagedkv.space import BlockSpace
 
-__all__ = ["append_drafts", "as_accepted", "decode", "fill_drafts", "prefill", "roll_back_drafts", "schedule_chunk"]
-
 
 def decode(state: SchedulerState, draft: BatchDraft) -> int:
     """Append a token to every sequence that can decode; return the number of sequences."""

@@ -18,8 +18,6 @@ from pagedkv.scheduling.config import NO_INTENT
 from pagedkv.scheduling.request import Request
 from pagedkv.space import BlockSpace
 
-__all__ = ["LeaseBook", "lease_breakpoints", "release", "replaced_content", "supersede"]
-
 MOST_RENEWED: Final = 1024  # each hit looks all of them up, in about 1 us each
 NO_TOKEN: Final = np.zeros(1, np.int32)
 

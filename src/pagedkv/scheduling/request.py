@@ -38,23 +38,6 @@ from pagedkv.contract.plan import StepPlan
 from pagedkv.scheduling.config import NO_INTENT, CacheIntent, PreemptionKind
 from pagedkv.space import Receipt
 
-__all__ = [
-    "MOST_AHEAD",
-    "NO_TOKENS",
-    "UNKNOWN_TOKEN",
-    "Admission",
-    "Batch",
-    "BatchDraft",
-    "Chunk",
-    "Decoding",
-    "Drafts",
-    "Preempted",
-    "Progress",
-    "Propose",
-    "Request",
-    "RequestKey",
-    "may_decode",
-]
 RequestKey: TypeAlias = tuple[int, int]
 """``(-priority, number)``: the smallest is first."""
 Propose: TypeAlias = Callable[[int], Int32Array]

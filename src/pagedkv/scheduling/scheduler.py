@@ -53,8 +53,6 @@ from pagedkv.scheduling.request import NO_TOKENS, Batch, BatchDraft, Chunk, Deco
 from pagedkv.scheduling.state import BY_KEY, Loader, SchedulerState
 from pagedkv.space import BlockSpace
 
-__all__ = ["AbortedBatches", "Scheduler"]
-
 NO_PARENTS: Final[Mapping[Request, Sequence[int]]] = MappingProxyType({})
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

@@ -30,8 +30,6 @@ from pagedkv.scheduling.keeping import LeaseBook, lease_breakpoints, release
 from pagedkv.scheduling.request import MOST_AHEAD, Batch, Decoding, Request, RequestKey, may_decode
 from pagedkv.space import BlockSpace, PrefixHit
 
-__all__ = ["NONE_SKIPPED", "Loader", "SchedulerState", "WaitingQueue"]
-
 NONE_SKIPPED: Final[frozenset[str | None]] = frozenset()
 
 

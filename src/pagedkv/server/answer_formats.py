@@ -14,8 +14,6 @@ from pagedkv.engine.sampling import TokenMatcher
 from pagedkv.server.http import ApiError
 from pagedkv.server.parsing import parser_name
 
-__all__ = ["AnswerFormats", "FormatSource", "Formats", "RemoteFormats", "with_matchers"]
-
 if TYPE_CHECKING:
     from pagedkv.server.grammars import Grammars
 

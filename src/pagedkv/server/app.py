@@ -53,8 +53,6 @@ from pagedkv.server.openai.requests import (
 from pagedkv.server.openai.responses import Responses
 from pagedkv.server.service import Service
 
-__all__ = ["create_app", "describe_answers"]
-
 ANSWERS: Final[Mapping[str, type]] = {
     "/v1/chat/completions": ChatAnswer,
     "/v1/completions": CompletionAnswer,

@@ -39,18 +39,6 @@ from pagedkv.errors import RequestError
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import PreparedPrompt
 
-__all__ = [
-    "MOST_BREAKPOINTS",
-    "ChatPrompts",
-    "KeptAnswers",
-    "breakpoints_at",
-    "conversation_digests",
-    "longest_token",
-    "next_digest",
-    "num_common",
-    "require_short",
-]
-
 TEMPLATE_FIELDS: Final = ("role", "content", "name", "tool_call_id")
 """Fields of a message that a template may write, apart from its tool calls."""
 ANSWER_ROLE: Final = "assistant"

@@ -18,7 +18,6 @@ from pagedkv.contract.space_config import TenantLimits
 from pagedkv.errors import ConfigurationError
 from pagedkv.server.http import ApiError
 
-__all__ = ["Access", "ApiKeys", "Caller", "Inspector", "OpenAccess", "ServerConfig", "SlowCause"]
 MIB = 2**20
 SlowCause: TypeAlias = Literal["header", "body", "write"]
 """What the client did too slowly: sending a header, sending a body, reading an answer."""

@@ -28,17 +28,6 @@ from pagedkv.server.answer_formats import AnswerFormats, Formats
 if TYPE_CHECKING:
     from pagedkv.events import CacheSnapshot, EventPublisher  # an extra of its own
 
-__all__ = [
-    "EngineFacts",
-    "EngineNumbers",
-    "EventsOut",
-    "LocalEngine",
-    "Route",
-    "ServedEngine",
-    "build_engine",
-    "tokenizer_of",
-]
-
 T = TypeVar("T")
 TIERS_S: Final = 10.0
 """Seconds for which tiers may go on storing when the server stops."""

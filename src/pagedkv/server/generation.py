@@ -32,18 +32,6 @@ from pagedkv.server.engines import EngineFacts
 from pagedkv.server.http import ApiError
 from pagedkv.server.parsing import AnswerParser, CallBegin, Part, TextPart
 
-__all__ = [
-    "AnswerEvent",
-    "AnswerWriter",
-    "Generation",
-    "GenerationRequest",
-    "PreparedPrompt",
-    "StopCut",
-    "Usage",
-    "as_explanation",
-    "usage_of",
-]
-
 
 @final
 class StopCut:

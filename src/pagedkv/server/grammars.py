@@ -25,8 +25,6 @@ from pagedkv.errors import ConfigurationError, RequestError, SamplingError
 with needing("grammar", "pagedkv.server.grammars"):
     from llguidance import LLMatcher
 
-__all__ = ["GrammarMatcher", "Grammars", "as_literal", "call_rules", "is_token"]
-
 with needing("grammar", "pagedkv.server.grammars"):
     from llguidance import LLMatcher, LLTokenizer, regex_to_lark
     from tokenizers import Tokenizer

@@ -42,20 +42,6 @@ from pagedkv.errors import (
     TokenError,
 )
 
-__all__ = [
-    "COMPONENTS",
-    "ApiError",
-    "Body",
-    "BodyLimit",
-    "ClientGoneError",
-    "add_error_answers",
-    "as_api_error",
-    "as_sendable",
-    "documented",
-    "json_response",
-    "read_body",
-    "schemas_of",
-]
 OPENAI_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",

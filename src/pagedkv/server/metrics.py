@@ -23,8 +23,6 @@ from pagedkv.server.http import ApiError
 from pagedkv.server.service import Served, Service
 from pagedkv.tiers import BreakerState
 
-__all__ = ["Metrics", "TokenGaps"]
-
 LABELS: Final = ("model_name", "engine")
 QUEUE_FULL: Final = 429
 FIRST_TOKEN_S: Final = (

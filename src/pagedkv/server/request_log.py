@@ -23,8 +23,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.server.generation import GenerationRequest
 from pagedkv.server.service import Served
 
-__all__ = ["RequestLog"]
-
 NUM_BYTES: Final = 8
 LARGEST_ID: Final = 2**63 - 1
 MOST_HELD: Final = 1024

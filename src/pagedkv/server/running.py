@@ -32,8 +32,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.server.config import ServerConfig, SlowCause
 from pagedkv.server.service import Service
 
-__all__ = ["Connected", "Connection", "run", "uvicorn_config"]
-
 TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 KEEP_ALIVE_S: Final = 75

@@ -30,7 +30,6 @@ from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.server.http import ApiError, ClientGoneError, as_api_error
 from pagedkv.server.parsing import AnswerParser, end_of_open_reasoning, parser_for
 
-__all__ = ["DONE", "EventStream", "Exchange", "Served", "Service", "disconnected", "event", "new_id", "while_connected"]
 T = TypeVar("T")
 LOG: Final = logging.getLogger("pagedkv.server")
 LONGEST_RETRY_S: Final = 60

@@ -17,8 +17,6 @@ with needing("otel", "tracing"):
 if TYPE_CHECKING:
     from pagedkv.server.service import Served, Service
 
-__all__ = ["Tracing"]
-
 Value: TypeAlias = str | int | float | tuple[str, ...]
 
 NS: Final = 10**9

@@ -21,20 +21,6 @@ import numpy as np
 from pagedkv.tiers.frame import Buffer
 from pagedkv.tiers.words import Fault
 
-__all__ = [
-    "Body",
-    "HostBody",
-    "HostMemory",
-    "PageableMemory",
-    "Stored",
-    "Usage",
-    "brief",
-    "copy_pieces",
-    "fault_of",
-    "key_of_name",
-    "name_of_key",
-    "without_secrets",
-]
 KEY_NBYTES: Final = 32
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 USER: Final = re.compile(r"(?<=//)\S*@")

@@ -59,8 +59,6 @@ from pagedkv.tiers.words import (
 )
 from pagedkv.tiers.writes import Writes
 
-__all__ = ["Dispatch", "StoreCore", "StoreStatistics", "rehearse"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:

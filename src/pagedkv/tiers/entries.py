@@ -42,7 +42,6 @@ from pagedkv.tiers.index import NO_ENTRY, StoreIndex
 from pagedkv.tiers.timing import SteadyClock
 from pagedkv.tiers.words import KEY_NBYTES, ZERO_KEY, Delete, Fault, StoreConfig, StoreEventKind, StoreEvents
 
-__all__ = ["LARGEST_ENTRY", "NO_OWNER", "Deletes", "Entries", "OpenScan", "Owners", "Room", "StoreEventLog"]
 LARGEST_ENTRY: Final = 2**31 - 1
 
 

@@ -21,7 +21,6 @@ from pagedkv.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix
 from pagedkv.space import BlockSpace, PrefixHit
 from pagedkv.tiers.identity import RunChain
 
-__all__ = ["BlockBytes", "CopyEnd", "EntryLayout", "HostBlocks", "Rows", "fill", "longest_end"]
 NULL_BLOCK: Final = 0
 RUN_NBYTES: Final = 2**25
 MOST_RUN_BLOCKS: Final = 8

@@ -44,7 +44,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import HostMemory, Stored, Usage, key_of_name, name_of_key
 from pagedkv.tiers.frame import Buffer
 
-__all__ = ["AlignedBuffers", "FolderBody", "can_be_direct", "read_direct", "whole_sectors", "write_all", "write_direct"]
 SUFFIX: Final = ".frame"
 WRITING: Final = "writing"
 QUARANTINE: Final = "quarantine"

@@ -35,23 +35,6 @@ from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.identity import Identity, Run
 
-__all__ = [
-    "CHECK_NBYTES",
-    "FRAME_VERSION",
-    "SECRET_NBYTES",
-    "Buffer",
-    "OpenFrame",
-    "Refusal",
-    "RefusalReason",
-    "compute_check",
-    "frame_nbytes",
-    "frame_pieces",
-    "frames_of",
-    "open_frame",
-    "read_frames",
-    "require_secret",
-    "write_frame",
-]
 MAGIC: Final = b"pkvframe"
 FRAME_VERSION: Final = 1
 FIXED: Final = struct.Struct("<8sHHIQ8x")

@@ -31,7 +31,6 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["GroupLayout", "Identity", "ModelIdentity", "Run", "RunChain", "end_key_of", "runs_of"]
 DIGEST_NBYTES: Final = 32
 SALT_DOMAIN: Final = b"pagedkv salt of a frame 1"
 

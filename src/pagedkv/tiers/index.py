@@ -52,8 +52,6 @@ from pagedkv.compilation.instructions import prefetch
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.tiers.words import KEY_NBYTES, words_of
 
-__all__ = ["NO_ENTRY", "StoreIndex"]
-
 NO_ENTRY: Final = NULL_BLOCK
 ENTRY_NAME: Final = 1  # of the only group
 FETCHED_AHEAD: Final = 16  # keys whose entries are fetched before they are compared

@@ -15,8 +15,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import Stored, Usage, brief, key_of_name, name_of_key, without_secrets
 from pagedkv.tiers.frame import Buffer
 
-__all__ = ["ObjectBody"]
-
 R = TypeVar("R")
 
 INNERMOST: Final = re.compile(r'message: "([^"\n]*)"')

@@ -30,7 +30,6 @@ from pagedkv.tiers.index import NO_ENTRY
 from pagedkv.tiers.timing import CircuitBreaker
 from pagedkv.tiers.words import Answer, Offered, StoreConfig, StoreOutcome, names_of, words_of
 
-__all__ = ["Content", "OfferedOnce", "Offers"]
 LOST: Final = frozenset(
     {StoreOutcome.BUSY, StoreOutcome.NO_ROOM, StoreOutcome.LATE, StoreOutcome.FAILED, StoreOutcome.OUT_OF_SERVICE}
 )

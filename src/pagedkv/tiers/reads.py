@@ -21,8 +21,6 @@ from pagedkv.tiers.entries import Entries
 from pagedkv.tiers.timing import BreakerState, CircuitBreaker, SteadyClock
 from pagedkv.tiers.words import Answer, Fault, Loaded, LoadEnd, Read, StoreConfig, names_of, words_of
 
-__all__ = ["Reads"]
-
 END_OF: Final = {Fault.GONE: LoadEnd.GONE, Fault.CORRUPT: LoadEnd.CORRUPT}
 MOST_FAILURES: Final = 3
 """An entry whose reads fail or hang so often is removed, so that it is stored anew."""

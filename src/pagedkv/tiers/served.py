@@ -18,17 +18,6 @@ from pagedkv.tiers.identity import Run, RunChain
 from pagedkv.tiers.specs import LoadRule
 from pagedkv.tiers.store import Load
 
-__all__ = [
-    "ComputeRate",
-    "LoadUnderWay",
-    "RequestLoads",
-    "RunStore",
-    "ServedTier",
-    "TierCause",
-    "TierNote",
-    "TierStatistics",
-]
-
 
 class TierCause(StrEnum):
     """Why content of a tier was or was not loaded."""

@@ -26,8 +26,6 @@ from pagedkv.tiers.store import TierStore
 from pagedkv.tiers.timing import BreakerState
 from pagedkv.tiers.words import StoreConfig, array_of
 
-__all__ = ["SharedStore"]
-
 T = TypeVar("T")
 
 COMPARED: Final = 2048

@@ -25,19 +25,6 @@ from pagedkv.tiers.object_body import ObjectBody
 from pagedkv.tiers.redis_body import RedisBody
 from pagedkv.tiers.words import MOST_NBYTES, StoreConfig
 
-__all__ = [
-    "Admission",
-    "BodyTier",
-    "FolderTier",
-    "HostTier",
-    "LoadRule",
-    "ObjectTier",
-    "RedisTier",
-    "Tier",
-    "parse_nbytes",
-    "parse_tier",
-]
-
 Admission: TypeAlias = Literal["always", "second-offer"]
 LoadRule: TypeAlias = Literal["if-faster", "always"]
 

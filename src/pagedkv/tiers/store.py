@@ -38,8 +38,6 @@ from pagedkv.tiers.words import (
     array_of,
 )
 
-__all__ = ["Load", "LoadedRuns", "TierStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedRuns:

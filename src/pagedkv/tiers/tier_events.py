@@ -13,7 +13,6 @@ import numpy as np
 from pagedkv.contract.answers import CLEARED, GAP, REMOVED, STORED, TierEvents
 from pagedkv.tiers.words import StoreEvents, array_of
 
-__all__ = ["MOST_TIER_EVENTS", "TierEventLog", "published_medium"]
 HOST: Final = "host"
 MOST_TIER_EVENTS: Final = 2**20
 """Most events of a store between two drains, beside one for each of its entries."""

@@ -29,7 +29,6 @@ from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, Served
 from pagedkv.tiers.store import Load
 from pagedkv.tiers.words import LoadEnd
 
-__all__ = ["TierLoads"]
 MOST_WAITS: Final = 3
 """Most loads that a request waits for before one admission."""
 SHORTEST_DEADLINE_S: Final = 0.05

@@ -26,7 +26,6 @@ from pagedkv.tiers.entry_blocks import BlockBytes, EntryLayout, HostBlocks, long
 from pagedkv.tiers.identity import Run, RunChain
 from pagedkv.tiers.served import ServedTier
 
-__all__ = ["TierOffers"]
 MOST_QUEUED: Final = 512
 """Most sequences in the queue of a tier; beyond that the oldest are dropped."""
 Part = memoryview

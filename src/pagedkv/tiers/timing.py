@@ -19,8 +19,6 @@ from enum import StrEnum
 from itertools import count
 from typing import Final
 
-__all__ = ["BreakerState", "CircuitBreaker", "Deadlines", "SteadyClock"]
-
 
 @dataclass(slots=True)
 class SteadyClock:

@@ -17,28 +17,6 @@ from pagedkv.contract.arrays import Uint32Array
 from pagedkv.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES
 from pagedkv.errors import ConfigurationError
 
-__all__ = [
-    "ADMISSIONS",
-    "KEY_NBYTES",
-    "ZERO_KEY",
-    "Action",
-    "Answer",
-    "Delete",
-    "Fault",
-    "LoadEnd",
-    "Loaded",
-    "Offered",
-    "Read",
-    "StoreConfig",
-    "StoreEventKind",
-    "StoreEvents",
-    "StoreOutcome",
-    "Write",
-    "array_of",
-    "as_keys",
-    "names_of",
-    "words_of",
-]
 KEY_NBYTES: Final = 32
 ZERO_KEY: Final = bytes(KEY_NBYTES)
 NUM_AXES: Final = 2

@@ -14,8 +14,6 @@ from pagedkv.tiers.offers import Content, Offers
 from pagedkv.tiers.timing import SteadyClock
 from pagedkv.tiers.words import Fault, StoreConfig, StoreOutcome, Write
 
-__all__ = ["Writes"]
-
 
 @dataclass(slots=True)
 class Writing:

@@ -34,20 +34,6 @@ from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import RecordingError
 
-__all__ = [
-    "DEVICE",
-    "DIGEST_NBYTES",
-    "UNKNOWN_PARENT",
-    "BlockHash",
-    "BlocksRemoved",
-    "BlocksStored",
-    "CacheEventReader",
-    "Cleared",
-    "Event",
-    "EventBatch",
-    "decode_batch",
-]
-
 with needing("record", "a stream of KV events"):
     import msgspec
 

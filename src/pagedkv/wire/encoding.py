@@ -49,18 +49,6 @@ from pagedkv.wire.decoding import DEVICE, DIGEST_NBYTES, UNKNOWN_PARENT
 with needing("record", "a stream of KV events"):
     import msgspec
 
-__all__ = [
-    "BatchEncoder",
-    "CacheSnapshot",
-    "CachedSpace",
-    "ChangedPool",
-    "Changes",
-    "ListedPool",
-    "changes_of",
-    "in_parent_order",
-    "listed_pools",
-]
-
 BLOCKS_OF_PART: Final = 1000
 """Most blocks of a part of a snapshot, so that a part has some 100 KB."""
 ExtraKeys: TypeAlias = list[tuple[Any, ...] | None]

@@ -45,42 +45,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
 from pagedkv.space import BlockSpace
 
-__all__ = [
-    "ADJECTIVES",
-    "ANSWER_LENGTH",
-    "BOS",
-    "DEMO_CONFIG",
-    "EOS",
-    "FACT_LENGTH",
-    "FULL_STOP",
-    "LEAST_RIGHT",
-    "LONGEST",
-    "NOUNS",
-    "NUMBERS",
-    "NUM_FORKED_ANSWERS",
-    "PLACES",
-    "QUESTION",
-    "QUESTION_LENGTH",
-    "SHORTEST",
-    "VOCABULARY",
-    "VOCABULARY_SIZE",
-    "Answer",
-    "Document",
-    "Judged",
-    "Measured",
-    "Meter",
-    "Question",
-    "Served",
-    "Watch",
-    "answer_densely",
-    "compile_loops",
-    "decode",
-    "draw_document",
-    "draw_questions",
-    "encode",
-    "judge",
-    "serve",
-]
 NOTHING_HELD: Final = 0.0
 
 

@@ -12,8 +12,6 @@ from pagedkv.engine.loading import usable_device
 from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
 
-__all__ = ["FOLDER", "SHA256", "load_demo", "load_trained"]
-
 FOLDER: Final = Path(__file__).parent / "model"
 """``config.json`` and ``model.safetensors``, as transformers reads them."""
 

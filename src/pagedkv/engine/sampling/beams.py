@@ -21,8 +21,6 @@ import torch
 from pagedkv.contract.arguments import as_count
 from pagedkv.errors import ConfigurationError, TensorError
 
-__all__ = ["BeamSearch", "BeamStep", "FinishedBeam"]
-
 NEVER: Final = -1.0e9
 """The score of a beam that does not exist: it loses against any. The number is that of transformers."""
 

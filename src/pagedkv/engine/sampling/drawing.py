@@ -53,27 +53,6 @@ import torch
 
 from pagedkv.errors import TensorError
 
-__all__ = [
-    "GREATEST_NOISE",
-    "SLACK",
-    "TILE_SIZE",
-    "WINDOW",
-    "RowFilters",
-    "TiledScores",
-    "as_scores",
-    "draw",
-    "draw_from_window",
-    "elements_at_once",
-    "gumbel",
-    "keys_of",
-    "log_mass",
-    "run_words",
-    "seed_of",
-    "sorted_down",
-    "thresholds",
-    "tiled",
-    "words",
-]
 TILE_SIZE: Final = 128
 ELEMENTS_ON_CPU: Final = 2**15
 ELEMENTS_ON_DEVICE: Final = 2**25

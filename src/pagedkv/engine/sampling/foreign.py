@@ -12,8 +12,6 @@ import torch
 
 from pagedkv.errors import SamplingError
 
-__all__ = ["NOT_READY", "LogitsProcessor", "NotReady", "TokenMatcher", "XGrammarMatcher", "apply_foreign"]
-
 
 class NotReady(Enum):
     """The type of :data:`NOT_READY`."""

@@ -14,8 +14,6 @@ import torch
 from pagedkv.engine.sampling.drawing import TiledScores, as_scores, elements_at_once, log_mass, tiled
 from pagedkv.errors import TensorError
 
-__all__ = ["LogprobColumns", "SlicedLogprobs", "TokenLogprobs", "logprob_columns", "logprobs_of", "prompt_logprobs"]
-
 LOGITS_ON_CPU: Final = 2**22
 
 

@@ -23,8 +23,6 @@ from pagedkv.contract.arguments import as_count, as_flag, as_number
 from pagedkv.engine.sampling.foreign import LogitsProcessor, TokenMatcher
 from pagedkv.errors import RequestError
 
-__all__ = ["LARGEST_SEED", "LEAST_TEMPERATURE", "MOST_LOGPROBS", "BadWords", "SamplingParams", "bad_words_as_ids"]
-
 
 @final
 class BadWords:

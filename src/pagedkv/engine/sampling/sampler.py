@@ -60,25 +60,6 @@ from pagedkv.engine.sampling.logprobs import LogprobColumns, TokenLogprobs, logp
 from pagedkv.engine.sampling.sequence import Feature, SampledSequence
 from pagedkv.errors import ConfigurationError, SamplingError
 
-__all__ = [
-    "NO_TOKEN",
-    "Adjustment",
-    "Ahead",
-    "BatchSampler",
-    "Chosen",
-    "PendingTokens",
-    "Place",
-    "SampledTokens",
-    "WaitingRow",
-    "beam_logprobs",
-    "choose",
-    "choose_ahead",
-    "choose_greatest",
-    "features_of",
-    "greatest_words",
-    "kept_least",
-    "sent",
-]
 NO_TOKEN: Final = -1
 """The token id of a row that waits or has failed."""
 FEW_SCORES: Final = 1024

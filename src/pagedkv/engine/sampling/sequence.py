@@ -34,16 +34,6 @@ from pagedkv.engine.sampling.foreign import TokenMatcher
 from pagedkv.engine.sampling.parameters import LARGEST_SEED, BadWords, SamplingParams
 from pagedkv.errors import RequestError, TokenError
 
-__all__ = [
-    "AnswerText",
-    "Ending",
-    "Feature",
-    "FinishReason",
-    "SampledSequence",
-    "StopDetector",
-    "TokenCounts",
-    "TokenHistory",
-]
 FIRST_ROOM: Final = 64
 
 

@@ -11,7 +11,6 @@ from typing_extensions import TypedDict
 
 from pagedkv.server.http import Body
 
-__all__ = ["AnthropicError", "CacheControl", "CountRequest", "MessageBody", "MessagesRequest", "TokenCount", "Turn"]
 LARGEST_COUNT = 2**31 - 1
 
 

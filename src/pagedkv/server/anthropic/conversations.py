@@ -29,17 +29,6 @@ from pagedkv.server.generation import PreparedPrompt
 from pagedkv.server.http import ApiError
 from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
 
-__all__ = [
-    "HOUR_S",
-    "Block",
-    "Blocks",
-    "ContentBlocks",
-    "Conversation",
-    "answer_message",
-    "breakpoints_of",
-    "conversation_of",
-]
-
 NEW: Final[dict[str, dict[str, Any]]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},

@@ -43,8 +43,6 @@ from pagedkv.server.openai.requests import SamplingFields, as_params
 from pagedkv.server.parsing import PlainParser
 from pagedkv.server.service import Exchange, Service, event, new_id
 
-__all__ = ["Fingerprint", "MessageMemory", "Messages", "as_usage", "cache_miss_reason", "fingerprint_of"]
-
 
 def as_usage(usage: Usage, breakpoints: Sequence[Breakpoint]) -> dict[str, Any]:
     """Return the numbers of tokens of a request that has ended.

@@ -39,8 +39,6 @@ from pagedkv.server.engines import EngineFacts, EngineNumbers, LocalEngine, buil
 from pagedkv.server.http import as_sendable
 from pagedkv.server.inspector.inspected import InspectedEngine
 
-__all__ = ["serve"]
-
 MOST_RECORDS: Final = 64
 """Records of steps without tokens that wait for the next news."""
 SEND_NBYTES: Final = 4 * 2**20

@@ -22,19 +22,6 @@ from pagedkv.server.engine_process.messages import LoopFrames, ProcessSpec
 from pagedkv.server.http import ApiError, as_sendable
 from pagedkv.server.inspector.inspected import LAST_EVENT, Inspected
 
-__all__ = [
-    "EndWatcher",
-    "Failure",
-    "InspectionChild",
-    "NextEvent",
-    "ProcessInspected",
-    "Question",
-    "Reply",
-    "Request",
-    "failure_of",
-    "inspector_link",
-]
-
 ENDED: Final = "the engine's process has not been started, or has ended"
 
 

@@ -22,26 +22,6 @@ from pagedkv.errors import PagedKVError
 from pagedkv.server.config import Inspector
 from pagedkv.server.engines import EngineFacts, EngineNumbers
 
-__all__ = [
-    "Begin",
-    "BlockingFrames",
-    "Built",
-    "Command",
-    "EndRequest",
-    "EventEndpoints",
-    "Item",
-    "LoopFrames",
-    "NewNumbers",
-    "News",
-    "NotBuilt",
-    "ProcessSpec",
-    "ReadNumbers",
-    "SubmitRequest",
-    "frame_of",
-    "packed",
-    "unpacked",
-]
-
 LENGTH: Final = struct.Struct("<Q")
 READ_NBYTES: Final = 2**20
 SHORT_S: Final = 0.003

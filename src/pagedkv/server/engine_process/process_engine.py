@@ -34,8 +34,6 @@ from pagedkv.server.engine_process.messages import (
 )
 from pagedkv.server.engines import EngineNumbers, Route
 
-__all__ = ["ProcessEngine"]
-
 STOP_S: Final = 30.0
 """Seconds for which the engine's process may go on: requests end, and tiers store."""
 MODULE: Final = "pagedkv.server.engine_process"

@@ -27,25 +27,6 @@ from pagedkv.scheduling import Request
 from pagedkv.space import BlockSpace, SpaceInspection
 from pagedkv.tiers.served import LoadUnderWay, TierNote, TierStatistics
 
-__all__ = [
-    "ADMISSION_FIELDS",
-    "MOST_BUCKETS",
-    "MOST_TENANTS",
-    "REQUEST_FIELDS",
-    "STATES",
-    "STATES_OF_BLOCKS",
-    "STEP_FIELDS",
-    "BetweenSteps",
-    "History",
-    "InspectedRequest",
-    "MissedTokens",
-    "ReplayState",
-    "Ring",
-    "RingSizes",
-    "Subject",
-    "as_buckets",
-    "width_for",
-]
 T = TypeVar("T")
 
 

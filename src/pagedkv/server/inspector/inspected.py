@@ -45,7 +45,6 @@ from pagedkv.server.inspector.snapshot import (
 from pagedkv.server.service import event
 from pagedkv.space import BlockDetails, CachedPrefixes, SpaceInspection
 
-__all__ = ["LAST_EVENT", "Holder", "Inspected", "InspectedEngine", "InspectedReplay", "SeenBlock", "Watch"]
 T = TypeVar("T")
 MOST_SAMPLES: Final = 600
 MOST_REQUESTS_OF_A_TIME: Final = 200

@@ -42,7 +42,6 @@ from pagedkv.server.inspector.inspected import Inspected, InspectedEngine
 from pagedkv.server.running import uvicorn_config
 from pagedkv.server.service import EventStream, Service
 
-__all__ = ["PAGE_HEADERS", "Host", "ReplayServer", "add_inspected", "add_inspector", "add_inspector_paths", "add_page"]
 MOST_WATCHERS: Final = 16
 
 

@@ -37,19 +37,6 @@ from pagedkv.server.inspector.history import (
 from pagedkv.space import BlockState, CachedPrefixes, PoolCounts, PoolMap, SpaceInspection
 from pagedkv.tiers.served import LoadUnderWay, TierStatistics
 
-__all__ = [
-    "MOST_DEPTH",
-    "MOST_NODES",
-    "MOST_REQUESTS",
-    "Snapshot",
-    "UnderWay",
-    "as_byte_map",
-    "as_changes",
-    "as_ended",
-    "as_snapshot",
-    "as_tree",
-    "take_snapshot",
-]
 MOST_REQUESTS: Final = 200
 MOST_ENDED: Final = 30
 RECENT: Final = 3

@@ -14,23 +14,6 @@ from pagedkv.engine.outputs import FinishReason
 from pagedkv.server.generation import Usage
 from pagedkv.server.parsing import CallArguments, CallBegin, Part, ReasoningPart, TextPart
 
-__all__ = [
-    "ChatAnswer",
-    "CompletionAnswer",
-    "Detokenized",
-    "Model",
-    "ModelList",
-    "OpenAIError",
-    "ResponseAnswer",
-    "Tokenized",
-    "Version",
-    "as_delta",
-    "as_finish_reason",
-    "as_logprobs",
-    "as_message",
-    "as_prompt_details",
-    "as_usage",
-]
 Decode = Callable[[Sequence[int]], str]
 
 

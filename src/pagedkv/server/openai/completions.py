@@ -46,18 +46,6 @@ from pagedkv.server.openai.requests import (
 from pagedkv.server.parsing import Part, PlainParser, TextPart
 from pagedkv.server.service import DONE, Exchange, Service, event, new_id
 
-__all__ = [
-    "DEFAULT_TTL",
-    "ChatCompletion",
-    "TextCompletion",
-    "breakpoints_of",
-    "complete_chat",
-    "complete_text",
-    "detokenize",
-    "model_card",
-    "models",
-    "tokenize",
-]
 DEFAULT_TTL: Final = "30m"
 SECONDS: Final = {"30m": 1800.0, "12h": 43_200.0}
 

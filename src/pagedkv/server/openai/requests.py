@@ -18,26 +18,6 @@ from pagedkv.errors import RequestError
 from pagedkv.server.config import Caller
 from pagedkv.server.http import ApiError, Body
 
-__all__ = [
-    "CacheBreakpoint",
-    "CacheOptions",
-    "ChatRequest",
-    "CompletionRequest",
-    "DetokenizeRequest",
-    "Message",
-    "ResponsesRequest",
-    "SamplingFields",
-    "StreamOptions",
-    "TokenizeRequest",
-    "answer_format",
-    "as_chat",
-    "as_params",
-    "as_priority",
-    "offered_tools",
-    "predicted_text",
-    "refuse_unserved",
-]
-
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 LARGEST_COUNT = 2**31 - 1
 

@@ -29,8 +29,6 @@ from pagedkv.server.openai.requests import ChatRequest, ResponsesRequest
 from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
 from pagedkv.server.service import Exchange, Service, event, new_id
 
-__all__ = ["ResponseOutput", "Responses", "StoredResponses", "as_chat_tools", "messages_of"]
-
 Messages: TypeAlias = list[dict[str, Any]]
 ROLES: Final = ("assistant", "developer", "system", "user")
 MEDIA: Final = {"input_image": "images", "input_file": "files", "input_audio": "sound"}

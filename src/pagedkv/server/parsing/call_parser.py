@@ -30,17 +30,6 @@ from typing import Final, Protocol, TypeAlias, TypeVar, final
 
 from pagedkv.server.parsing.parts import CallArguments, CallBegin, CallEnd, Part, TextPart, merged
 
-__all__ = [
-    "ArgumentsObject",
-    "CallFormat",
-    "CallJson",
-    "CallObject",
-    "CallParser",
-    "CallReader",
-    "JsonScanner",
-    "Steps",
-    "as_json_character",
-]
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
 """Runs until it needs a character that has not arrived, and continues once there is one or the answer has ended."""

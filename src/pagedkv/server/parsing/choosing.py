@@ -61,20 +61,6 @@ from pagedkv.server.parsing.parts import (
     openai_call_id,
 )
 
-__all__ = [
-    "MARKERS",
-    "PARSER_NAMES",
-    "THINK",
-    "ReasoningParser",
-    "ResponseTemplateParser",
-    "end_of_open_reasoning",
-    "has_response_template",
-    "parser_for",
-    "parser_name",
-    "read_hermes",
-    "read_llama",
-    "read_mistral",
-]
 THINK: Final = ("<think>", "</think>")
 MARKERS: Final = (THINK, ("[THINK]", "[/THINK]"))
 """Markers that begin and end reasoning: of most models, and of Mistral's with tokenizers of version 13."""

@@ -8,21 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, final
 
-__all__ = [
-    "AnswerParser",
-    "CallArguments",
-    "CallBegin",
-    "CallEnd",
-    "IdSource",
-    "Part",
-    "PlainParser",
-    "ReasoningPart",
-    "TextPart",
-    "merged",
-    "mistral_call_id",
-    "openai_call_id",
-]
-
 IdSource: TypeAlias = Callable[[str], str]
 """Returns a new unique identity that begins with the given prefix."""
 MISTRAL_LETTERS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
