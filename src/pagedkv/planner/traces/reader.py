@@ -14,8 +14,7 @@ from textwrap import shorten
 from types import TracebackType
 from typing import Any, Final, Self
 
-import msgspec
-
+from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.clocks import ArrivalOrder, GeneratedArrivals, require_time_unit
 from pagedkv.planner.traces.formats.calls import LogRows
@@ -53,6 +52,9 @@ from pagedkv.planner.traces.formats.service_logs import (
 from pagedkv.planner.traces.lines import Line, LineReader, array_elements, parquet_rows
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import CharacterTokens, TextTokens
+
+with needing("cli", "reading traces"):
+    import msgspec
 
 
 class TraceReader:
