@@ -16,8 +16,8 @@ from benchmarks.device.timing import Figure, by_graph, figure
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage, LatentShape
+from pagedkv.device.kernels.inputs import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList, tiling_for
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.paged_attention import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList, tiling_for
 
 __all__ = ["WORKLOADS", "Setup", "Workload", "attention_figures"]
 

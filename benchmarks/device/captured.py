@@ -14,10 +14,8 @@ from benchmarks.device.timing import Figure, elapsed_us, figure
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage
-from pagedkv.device.drawing import Draws
+from pagedkv.device.kernels.inputs import Draws, PagedLayer, PagedRows, Reading, TokenSide, WorkList, tiling_for
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.paged_attention import PagedLayer, PagedRows, Reading, WorkList, tiling_for
-from pagedkv.device.token_side import TokenSide
 
 __all__ = ["captured_figures"]
 

@@ -7,8 +7,8 @@ from typing import Final
 import torch
 
 from benchmarks.device.timing import Figure, by_graph, figure
-from pagedkv.device.drawing import Draws, Filters
 from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.inputs import Draws, Filters
 from pagedkv.device.kernels.selection import kernels_for
 
 __all__ = ["sampling_figures"]

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.device.moves import MIB, NUM_RUNS, slowed_by, storage_of
 from benchmarks.device.timing import Figure, elapsed_us, figure
-from pagedkv.device.pinned_arena import PinnedArena
+from pagedkv.device.memory import PinnedArena
 from pagedkv.engine.content import GpuBlockBytes
 from pagedkv.tiers.entry_blocks import CopyEnd, fill
 

@@ -13,7 +13,7 @@ import torch
 
 from pagedkv.attention import AttentionLayer, GroupMetadata, StepMetadata, TritonBackend
 from pagedkv.device import KVStorage
-from pagedkv.device.drawing import Draws, Filters
+from pagedkv.device.kernels.inputs import Draws, Filters
 from pagedkv.device.kernels.selection import kernels_for
 from tests.attention.test_schedules import ARRAYS, REAL, TINY, WRITERS, Schedule, Sizes, draws_of, layers_of, storage_of
 from tests.device.kernels.suite import same_bytes

@@ -17,7 +17,7 @@ from pagedkv.attention import (
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, RecurrentState
 from pagedkv.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor
-from pagedkv.device.paged_attention import AttentionTiling
+from pagedkv.device.kernels.inputs import AttentionTiling
 from pagedkv.errors import ConfigurationError
 from tests.attention.paged import Case, paged_case
 

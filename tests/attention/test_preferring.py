@@ -22,8 +22,8 @@ from pagedkv.attention import (
     varlen,
 )
 from pagedkv.attention.facts import LayerFacts, facts_of
-from pagedkv.attention.page_lists import list_pages
-from pagedkv.attention.preferring import LayerChoice, choose
+from pagedkv.attention.flash_infer import list_pages
+from pagedkv.attention.selection import LayerChoice, choose
 from pagedkv.device import KeyValueShape, KVStorage, LatentShape
 from pagedkv.errors import ConfigurationError
 from tests.attention.paged import Case, paged_case

@@ -22,7 +22,7 @@ from pagedkv.attention import (
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, SlidingWindow
 from pagedkv.device import GroupShape, KeyValueShape, KVStorage, LatentShape
-from pagedkv.device.paged_attention import AttentionTiling
+from pagedkv.device.kernels.inputs import AttentionTiling
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE
 
 pytestmark = pytest.mark.interpreted

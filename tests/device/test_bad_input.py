@@ -40,10 +40,10 @@ from pagedkv.device import (
     StepInputs,
     Transfers,
 )
+from pagedkv.device.block_tables import PacketRing
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.layout import Pieces
-from pagedkv.device.packet_ring import PacketRing
-from pagedkv.device.pool_memory import PoolMemory
+from pagedkv.device.memory import PoolMemory
+from pagedkv.device.shapes import Pieces
 from pagedkv.device.tensors import as_device
 from pagedkv.errors import (
     BlockError,

@@ -44,7 +44,7 @@ import torch
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.device import BlockTables, KeyValueShape, KVStorage
-from pagedkv.device.paging import number_pages
+from pagedkv.device.shapes import number_pages
 
 
 def tables_of(

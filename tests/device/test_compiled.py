@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402 - Triton has no public name for it
 
+from pagedkv.device.kernels.inputs import PagedLayer, Reading, tiling_for  # noqa: E402
 from pagedkv.device.kernels.triton import (  # noqa: E402
     blocks,
     calls,
@@ -26,7 +27,6 @@ from pagedkv.device.kernels.triton import (  # noqa: E402
     tables,
     tokens,
 )
-from pagedkv.device.paged_attention import PagedLayer, Reading, tiling_for  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 

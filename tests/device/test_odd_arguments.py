@@ -20,7 +20,7 @@ from pagedkv.device import (
     free_nbytes,
     num_blocks_that_fit,
 )
-from pagedkv.device.paging import PageNumbers
+from pagedkv.device.shapes import PageNumbers
 from pagedkv.errors import TensorError
 from tests.device.kernels.suite import same_bytes
 from tests.odd_arguments import NO_ARRAYS, Call, calls_of, outcome, parameters_of, public_methods

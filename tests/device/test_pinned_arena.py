@@ -5,7 +5,7 @@ import gc
 import numpy as np
 from hypothesis import given, strategies as st
 
-from pagedkv.device.pinned_arena import PinnedArena
+from pagedkv.device.memory import PinnedArena
 
 SIZES = st.integers(0, 700)
 

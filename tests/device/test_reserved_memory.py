@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagedkv.device.reserved_memory import ReservedMemory, reserve
+from pagedkv.device.memory import ReservedMemory, reserve
 from pagedkv.errors import ConfigurationError
 
 NBYTES = 5 * 2**20 + 3

@@ -18,7 +18,7 @@ from pagedkv.device import (
     free_nbytes,
     num_blocks_that_fit,
 )
-from pagedkv.device.reserved_memory import ReservedMemory
+from pagedkv.device.memory import ReservedMemory
 from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 from pagedkv.models import read_model
 from pagedkv.models.memory import block_nbytes_of as nbytes_of_model, groups_of

@@ -10,7 +10,7 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage
-from pagedkv.device.pinned_arena import PinnedArena
+from pagedkv.device.memory import PinnedArena
 from pagedkv.engine.content import GpuBlockBytes
 from pagedkv.tiers.entry_blocks import fill
 

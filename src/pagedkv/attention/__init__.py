@@ -22,15 +22,11 @@ from pagedkv.contract.extras import needing
 with needing("torch", "pagedkv.attention"):
     import torch  # noqa: F401 - imported first, so that its absence raises our MissingExtraError
 
-from pagedkv.attention.backend import AttentionBackend
+from pagedkv.attention.backend import AttentionBackend, AttentionLayer, GroupMetadata, KnownRanges, StepMetadata
 from pagedkv.attention.cpu import CPUBackend
-from pagedkv.attention.gathering import gather, spans
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata, KnownRanges, StepMetadata
 from pagedkv.attention.on_gpu import TritonBackend
-from pagedkv.attention.preferring import LayerChoice, PreferringBackend
-from pagedkv.attention.reference import ReferenceBackend
-from pagedkv.attention.selection import backend_for
+from pagedkv.attention.reference import ReferenceBackend, gather, spans
+from pagedkv.attention.selection import LayerChoice, PreferringBackend, backend_for
 from pagedkv.attention.unfolding import Unfolding, UnfoldingReader
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from pagedkv.attention.layer import AttentionLayer
+from pagedkv.attention.backend import AttentionLayer
 from pagedkv.device import GroupShape, KeyValueShape, KVStorage
 
 __all__ = ["LayerFacts", "facts_of", "shared_refusal"]

@@ -13,10 +13,9 @@ from typing import Any, Final, final
 import numpy as np
 import torch
 
+from pagedkv.attention.backend import AttentionLayer, GroupMetadata, KnownRanges
 from pagedkv.attention.facts import LayerFacts, shared_refusal
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata, KnownRanges
-from pagedkv.attention.page_lists import list_pages
+from pagedkv.attention.flash_infer import list_pages
 from pagedkv.device import KVStorage
 
 __all__ = ["FlashInferAttention", "installed_version", "refusal"]

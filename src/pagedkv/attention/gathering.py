@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata
+from pagedkv.attention.backend import AttentionLayer, GroupMetadata
 
 __all__ = ["Span", "gather", "seen_keys", "spans"]
 

@@ -1,7 +1,7 @@
 """AttentionLayer: the parameters of one attention layer that are the same in every step.
 
 Keys are identified by a group and a place in it, in the numbering of :class:`~pagedkv.device.KVStorage`. Several
-layers may read the same keys. :mod:`pagedkv.attention.metadata` has the parameters that change from step to
+layers may read the same keys. :mod:`pagedkv.attention.backend` has the parameters that change from step to
 step.
 """
 

@@ -12,13 +12,19 @@ from typing import Final, final
 
 import torch
 
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata
 from pagedkv.device import KVStorage, LatentShape
+from pagedkv.device.kernels.inputs import (
+    AttentionTiling,
+    PagedLayer,
+    PagedRows,
+    Reading,
+    TokenSide,
+    WorkList,
+    tiling_for,
+)
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
-from pagedkv.device.paged_attention import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList, tiling_for
 from pagedkv.device.shapes import FP8_TYPES, KeyValueShape
-from pagedkv.device.token_side import TokenSide
 from pagedkv.errors import ConfigurationError
 
 __all__ = ["TritonBackend"]

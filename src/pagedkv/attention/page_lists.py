@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import KnownRanges
+from pagedkv.attention.backend import AttentionLayer, KnownRanges
 from pagedkv.contract.arrays import Int32Array, Int64Array
 
 __all__ = ["PageList", "list_pages"]

@@ -12,10 +12,8 @@ from typing import Final, Literal, Protocol, TypeAlias, final
 import torch
 
 from pagedkv.attention import flash_infer, varlen
-from pagedkv.attention.backend import AttentionBackend
+from pagedkv.attention.backend import AttentionBackend, AttentionLayer, GroupMetadata, KnownRanges, StepMetadata
 from pagedkv.attention.facts import facts_of
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata, KnownRanges, StepMetadata
 from pagedkv.device import KVStorage
 from pagedkv.errors import ConfigurationError
 

@@ -10,8 +10,7 @@ from typing import TypeAlias, final
 
 import torch
 
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import StepMetadata
+from pagedkv.attention.backend import AttentionLayer, StepMetadata
 from pagedkv.device import KVStorage
 
 __all__ = ["ReferenceBackend"]

@@ -2,9 +2,8 @@
 
 import torch
 
+from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata
 from pagedkv.attention.cpu import CPUBackend
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata, StepMetadata
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage

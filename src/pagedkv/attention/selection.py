@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from pagedkv.attention.backend import AttentionBackend
+from pagedkv.attention.backend import AttentionBackend, AttentionLayer
 from pagedkv.attention.cpu import CPUBackend
-from pagedkv.attention.layer import AttentionLayer
 from pagedkv.attention.on_gpu import TritonBackend
-from pagedkv.attention.preferring import Preference, PreferringBackend, require_preferences
+from pagedkv.attention.selection import Preference, PreferringBackend, require_preferences
 from pagedkv.device import KVStorage
 
 __all__ = ["backend_for"]

@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple, final
 
 import torch
 
-from pagedkv.attention.backend import AttentionBackend
-from pagedkv.attention.metadata import StepMetadata
+from pagedkv.attention.backend import AttentionBackend, StepMetadata
 
 __all__ = ["Unfolding", "UnfoldingReader"]
 

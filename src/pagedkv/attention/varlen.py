@@ -10,9 +10,8 @@ from typing import Any, Final, TypeAlias, final
 
 import torch
 
+from pagedkv.attention.backend import AttentionLayer, GroupMetadata, KnownRanges
 from pagedkv.attention.facts import LayerFacts, shared_refusal
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata, KnownRanges
 from pagedkv.device import KVStorage
 
 __all__ = ["VarlenAttention", "VarlenFunction", "installed_function", "refusal"]

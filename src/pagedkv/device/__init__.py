@@ -10,12 +10,11 @@ from pagedkv.contract.extras import needing
 with needing("torch", "pagedkv.device"):
     import torch  # noqa: F401 - imported first, so that a missing torch raises our MissingExtraError
 
-from pagedkv.device.batched_copy import copy_batch
 from pagedkv.device.block_tables import BlockTables
-from pagedkv.device.drawing import Draws, Filters
 from pagedkv.device.executor import PlanExecutor, is_device_failure
+from pagedkv.device.kernels.inputs import Draws, Filters
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.pinned_arena import PinnedArena
+from pagedkv.device.memory import PinnedArena
 from pagedkv.device.shapes import (
     FP8_TYPES,
     GroupShape,
@@ -23,11 +22,13 @@ from pagedkv.device.shapes import (
     LatentShape,
     StateShape,
     StateTensor,
+    block_nbytes_of,
+    free_nbytes,
+    num_blocks_that_fit,
 )
-from pagedkv.device.sizing import block_nbytes_of, free_nbytes, num_blocks_that_fit
 from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.storage import KernelPages, KVStorage
-from pagedkv.device.transfers import CopyTicket, Transfers
+from pagedkv.device.transfers import CopyTicket, Transfers, copy_batch
 
 __all__ = [
     "FP8_TYPES",

@@ -1,4 +1,12 @@
-"""BlockTables: the block tables of all groups on a device, by row, and in the batch order of a step.
+"""PacketRing: pinned buffers that the host fills and a GPU reads, each protected by an event.
+
+A buffer is rewritten only when its event shows that the kernel that read it has ended. The GPU counts its packets
+itself (``clock``), so a captured graph needs no argument to locate the next packet. Hence the host must launch each
+packet exactly once, before it stages the next one.
+
+StepGraph: launches a step's kernels on a GPU, one by one during a capture, else by replay of a CUDA graph.
+
+BlockTables: the block tables of all groups on a device, by row, and in the batch order of a step.
 
 Tables are written either by plans or by calls, never by both. By plans: :meth:`BlockTables.step` executes the parts of
 a :class:`~pagedkv.contract.plan.StepPlan` about tables, batch order and slots. By calls, as in other systems:
@@ -9,6 +17,7 @@ rows ascending.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Final, final
 
 import numpy as np
@@ -19,23 +28,155 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import StepId
-from pagedkv.device import refusals
-from pagedkv.device.batch_reading import page_list, page_table, state_tables
-from pagedkv.device.call_checks import as_batch_rows, as_block_ids, as_padding, require_ids, require_room
+from pagedkv.device import argument_checks
+from pagedkv.device.argument_checks import (
+    PlanChecks,
+    as_batch_rows,
+    as_block_ids,
+    as_padding,
+    require_ids,
+    require_room,
+)
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
-from pagedkv.device.large_plans import runs_of, without_writes
-from pagedkv.device.packet_ring import PacketRing
-from pagedkv.device.paging import PageNumbers
-from pagedkv.device.plan_checks import PlanChecks
-from pagedkv.device.space_tables import SpaceTables
-from pagedkv.device.staged_writes import Run, StagedWrites
-from pagedkv.device.step_graph import StepGraph
-from pagedkv.device.step_inputs import StepInputs
-from pagedkv.device.table_arrays import NUM_TOKENS, PADDED_TO, make_arrays, views_of_arena
-from pagedkv.device.tensors import as_device, require_tensor
+from pagedkv.device.shapes import PageNumbers
+from pagedkv.device.step_inputs import StepInputs, page_list, page_table, state_tables
+from pagedkv.device.table_arrays import (
+    NUM_TOKENS,
+    PADDED_TO,
+    Run,
+    SpaceTables,
+    StagedWrites,
+    TableArrays,
+    TableGeometry,
+    make_arrays,
+    runs_of,
+    views_of_arena,
+    without_writes,
+)
+from pagedkv.device.tensors import as_device, require_pinned, require_tensor
 from pagedkv.errors import PlanError, StepError, TensorError
 
-__all__ = ["BlockTables"]
+__all__ = ["BlockTables", "PacketRing", "StepGraph"]
+
+
+@final
+class PacketRing:
+    """Buffers for packets from the host to a device.
+
+    Args:
+        buffers: int32 ``[num_buffers, words]``, in pinned memory if the device is a GPU.
+        device: the device that reads them.
+
+    Attributes:
+        num_words: words of a buffer.
+
+    Raises:
+        TensorError: the device is a GPU, and the buffers are not pinned.
+    """
+
+    def __init__(self, buffers: torch.Tensor, device: torch.device) -> None:
+        if device.type == "cuda":
+            require_pinned(buffers, "the ring of packets")
+        self.num_words = buffers.shape[1]
+        self._views = [buffer.numpy() for buffer in buffers]
+        self._stream_of = device if device.type == "cuda" else None
+        self._events: list[torch.cuda.Event | None] = [None] * len(buffers)
+        self._num_staged = 0
+        self._num_fenced = 0
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a packet is staged and not launched."""
+        return self._num_staged > self._num_fenced
+
+    def stage(self, words: Int32Array) -> None:
+        """Write a packet to the next buffer, once the device has read the buffer's earlier packet.
+
+        Raises:
+            StepError: the previous packet was not launched, or not fenced.
+
+        Cost: O(words). While the device has not read the packets of any buffer, the host waits.
+        """
+        if self.is_staged:
+            raise StepError("a packet is already staged: launch and fence it before the next one")
+        place = self._num_staged % len(self._views)
+        event = self._events[place]
+        if event is not None:
+            event.synchronize()
+        np.copyto(self._views[place][: len(words)], words)
+        self._num_staged += 1
+
+    def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
+        """Record that the launch of the staged packet is in a stream; None: in the current one.
+
+        Raises:
+            StepError: nothing is staged.
+        """
+        if not self.is_staged:
+            raise StepError("there is no staged packet to fence: stage and launch one first")
+        if self._stream_of is not None:
+            place = self._num_fenced % len(self._views)
+            event = self._events[place] or torch.cuda.Event()
+            event.record(stream or torch.cuda.current_stream(self._stream_of))
+            self._events[place] = event
+        self._num_fenced += 1
+
+
+@final
+class StepGraph:
+    """Executes the next packet of the ring.
+
+    Addresses are fixed and sizes are read from memory, so the graph is captured once, at the first launch.
+
+    Args:
+        kernels: the module of the kernels.
+        sizes: sizes of the tables.
+        arrays: arrays of the kernels.
+        device: the device.
+    """
+
+    def __init__(self, kernels: ModuleType, sizes: TableGeometry, arrays: TableArrays, device: torch.device) -> None:
+        self._kernels = kernels
+        self._sizes = sizes
+        self._arrays = arrays
+        self._device = device
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the current stream is being captured, so that launched kernels are recorded instead of executed."""
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def run(self) -> None:
+        """Launch the kernels one by one."""
+        self._kernels.pull_packet(self._arrays)
+        self._kernels.step_tables(self._arrays)
+
+    def replay(self) -> None:
+        """Launch all kernels by the graph; on a CPU one by one."""
+        if self._device.type != "cuda":
+            self.run()
+            return
+        if self._graph is None:
+            self._graph = self._capture()
+        self._graph.replay()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        with torch.cuda.device(self._device):
+            self._compile()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.run()
+        return graph
+
+    def _compile(self) -> None:
+        """Run the kernels once on scratch tables with an empty packet, since they must not compile in a capture."""
+        scratch = make_arrays(self._sizes, self._device)
+        scratch.ring[0, : len(self._sizes.layout.template)] = torch.from_numpy(self._sizes.layout.template)
+        self._kernels.pull_packet(scratch)
+        self._kernels.step_tables(scratch)
+        torch.cuda.synchronize(self._device)
+
 
 NUM_BUFFERS: Final = 4
 DEPTH: Final = 8
@@ -199,11 +340,11 @@ class BlockTables:
         Raises:
             TensorError: tensors of another type, shape or device.
         """
-        refusals.record_refused(self.arrays, step_id, rows, counts)
+        argument_checks.record_refused(self.arrays, step_id, rows, counts)
 
     def forget_steps(self, first_step_id: int) -> None:
         """Drop the refused tokens recorded for steps from this one on, which were aborted."""
-        refusals.forget_steps(self.arrays, first_step_id)
+        argument_checks.forget_steps(self.arrays, first_step_id)
 
     # Calls
 

@@ -1,6 +1,6 @@
 """KVStorage: the memory of blocks, and its views for attention and recurrent layers.
 
-Each pool has one :class:`~pagedkv.device.pool_memory.PoolMemory`. Groups that share a pool view the same bytes,
+Each pool has one :class:`~pagedkv.device.memory.PoolMemory`. Groups that share a pool view the same bytes,
 each in its own shape. The storage owns memory and scales. The core decides on the content of blocks, and
 :mod:`pagedkv.device.executor` executes its plans.
 
@@ -18,11 +18,20 @@ import torch
 from pagedkv.contract.arguments import as_count, require_instance
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import GroupSpec
-from pagedkv.device.layout import Part, Pieces
-from pagedkv.device.paging import PageNumbers, number_pages
-from pagedkv.device.pool_memory import PoolMemory
-from pagedkv.device.shapes import FP8_TYPES, GroupShape, KeyValueShape, LatentShape, StateShape
-from pagedkv.device.sizing import block_nbytes_of, pair_groups
+from pagedkv.device.memory import PoolMemory
+from pagedkv.device.shapes import (
+    FP8_TYPES,
+    GroupShape,
+    KeyValueShape,
+    LatentShape,
+    PageNumbers,
+    Part,
+    Pieces,
+    StateShape,
+    block_nbytes_of,
+    number_pages,
+    pair_groups,
+)
 from pagedkv.device.tensors import as_device
 from pagedkv.errors import ConfigurationError, StorageError
 
@@ -33,7 +42,7 @@ NOTHING: Final[Mapping[str, torch.Tensor]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelPages:
-    """Keys and values of a layer in a kernel's own block size; see :mod:`pagedkv.device.paging`.
+    """Keys and values of a layer in a kernel's own block size; see :mod:`pagedkv.device.shapes`.
 
     Args:
         keys: ``[extent, page_size, heads, key_dim]``, a view.

@@ -8,28 +8,66 @@ All kernels, Triton's and the plain ones, take this one value. Data flows throug
 All addresses are fixed, so that both kernels can be captured in a CUDA graph: they read the number of the ring's next
 buffer, and every size, from memory. ``NOW`` is the number of the packet that is being applied. Index entries have the
 number of their packet, and entries with an earlier number are ignored, so that they need not be cleared.
+
+StagedWrites: table entries that calls stage row by row, until they are packed like a plan's table writes.
+
+Plans with more table entries than fit into a staging buffer: the entries are applied first, from further buffers.
+
+SpaceTables: the tables of a space: one for each group, then a second one for each group with draft states.
+
+Tables are numbered as in the plans' table writes. No tensors are used here: sizes are computed from a configuration.
+
+HostTables: a copy of the device's block tables on the host, used only while swaps run concurrently with steps.
+
+Recording a plan appends it to a list. Its entries are written into the tables when they are needed, or when many plans
+are recorded.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple, final
 
+import numpy as np
 import torch
 
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.plan import StepPlan, TableWrites
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import keeps_state, num_draft_states
 from pagedkv.plan_buffer import (
+    ARRAYS_OF_KIND,
     COMPUTE,
     DRAFT_STATES,
     ENTRIES,
     HEADER_WORDS,
+    KIND,
+    LENGTH,
     LINE_WORDS,
+    NUM_WORDS,
+    OFFSET,
     RUNS,
     STARTS,
     UNKNOWN,
     PlanLayout,
+    padded,
+    read_directory,
+    read_step_id,
 )
 
-__all__ = ["TableArrays", "TableGeometry", "make_arrays", "views_of_arena"]
-
+__all__ = [
+    "HostTables",
+    "Run",
+    "SpaceTables",
+    "StagedWrites",
+    "TableArrays",
+    "TableGeometry",
+    "buffer_words",
+    "make_arrays",
+    "runs_of",
+    "views_of_arena",
+    "without_writes",
+]
 # Columns of ``geometry``.
 BASE: Final = 0  # word of the arena where the group's table begins
 WIDTH: Final = 1  # entries of a row
@@ -39,7 +77,6 @@ RUNS_LINE: Final = 4  # words of a packet where a part's line of the directory b
 ENTRIES_LINE: Final = 5
 STARTS_LINE: Final = 6  # 0 if the group's ranges have the same starts as those of other groups
 NUM_COLUMNS: Final = 8
-
 # Words of ``clock``.
 PULLED: Final = 0  # number of applied packets: the next one is in buffer PULLED % num_buffers of the ring
 NOW: Final = 1  # number of the packet that was pulled last, from 1 on
@@ -48,13 +85,11 @@ RANGES_AT: Final = 3  # word at which the ranges of that packet began, as a gues
 NUM_RANGES: Final = 4  # number of these ranges
 UNKNOWN_AT: Final = 5  # word at which the numbers of their unknown tokens began; 0: it had none
 NUM_CLOCKS: Final = 8
-
 # Columns of ``run_of_row``.
 RUN_START: Final = 0  # logical block of its first entry
 RUN_COUNT: Final = 1
 RUN_FIRST: Final = 2  # index of its first entry among those of the group
 NUM_RUN_COLUMNS: Final = 4
-
 # Columns of ``heads``: sizes of a packet's parts for a group, and where in the packet they begin.
 NUM_RUNS: Final = 0
 RUNS_AT: Final = 1
@@ -68,7 +103,6 @@ ARE_SINGLE: Final = 8  # 1 if each run has one entry: the entry's number is the 
 ARE_DECODES: Final = 9  # 1 if each range has one position: the token's number is the place's
 UNKNOWNS_AT: Final = 10  # 0 if the packet has none
 NUM_HEADS: Final = 12
-
 NO_FIRST: Final = 2**31 - 1
 """First position with a state of its own, if there is none."""
 
@@ -257,3 +291,275 @@ def views_of_arena(
         for arena in (arrays.tables, arrays.batch_tables)
     )
     return tables, batch_tables
+
+
+class Run(NamedTuple):
+    """Consecutive entries of one row."""
+
+    row: int
+    start: int
+    block_ids: Int32Array
+
+
+@final
+class StagedWrites:
+    """Staged runs, by table; a row has at most one in each packet.
+
+    Args:
+        layout: layout of the space's plans.
+        num_tables: number of all tables.
+    """
+
+    def __init__(self, layout: PlanLayout, num_tables: int) -> None:
+        self._layout = layout
+        self._runs: list[dict[int, Run]] = [{} for _ in range(num_tables)]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no run is staged."""
+        return not any(self._runs)
+
+    def clear(self) -> None:
+        """Drop all staged runs."""
+        for runs in self._runs:
+            runs.clear()
+
+    def add(self, group: int, run: Run) -> None:
+        """Stage a run. It is appended to the row's staged run, or replaces it if it begins at the first entry."""
+        runs = self._runs[group]
+        before = runs.get(run.row)
+        if before is not None and run.start:
+            start = min(before.start, run.start)
+            block_ids = np.zeros(max(_end(before), _end(run)) - start, np.int32)
+            for each in (before, run):
+                block_ids[each.start - start : _end(each) - start] = each.block_ids
+            run = Run(run.row, start, block_ids)
+        runs[run.row] = run
+
+    def packets(self, num_words: int, step_id: int = 0) -> Iterator[Int32Array]:
+        """Pack all staged runs into as many packets as needed, and drop them.
+
+        Args:
+            num_words: most words of a packet.
+            step_id: the step of these entries; 0 for entries from calls, whose runs from the first entry on are whole
+                rows.
+        """
+        waiting = [(group, run) for group, runs in enumerate(self._runs) for run in runs.values()]
+        self.clear()
+        room = (num_words - len(self._layout.template)) // 2
+        pending: list[tuple[int, Run]] = []
+        taken = 0
+        for group, run in waiting:
+            for piece in _cut(run, room):
+                cost = len(piece.block_ids) + _RUN_WORDS
+                if pending and taken + cost > room:
+                    yield self._pack(pending, step_id)
+                    pending, taken = [], 0
+                pending.append((group, piece))
+                taken += cost
+                if piece is not run:
+                    yield self._pack(pending, step_id)  # a packet has at most one run of a row
+                    pending, taken = [], 0
+        if pending:
+            yield self._pack(pending, step_id)
+
+    def _pack(self, runs: Sequence[tuple[int, Run]], step_id: int) -> Int32Array:
+        arrays: list[tuple[int, list[Int32Array]]] = []
+        for group in range(len(self._runs)):
+            mine = [run for owner, run in runs if owner == group]
+            if mine:
+                rows, starts, counts = np.array([(run.row, run.start, len(run.block_ids)) for run in mine], np.int32).T
+                arrays.append((self._layout.lines[RUNS, group], [rows, starts, counts]))
+                arrays.append((self._layout.lines[ENTRIES, group], [np.concatenate([run.block_ids for run in mine])]))
+        num_words = sum(len(parts) * padded(len(parts[0])) for _, parts in arrays)
+        words = self._layout.new_buffer(step_id, num_words)
+        offset = len(self._layout.template)
+        words[offset:] = 0
+        for line, parts in arrays:
+            entry = HEADER_WORDS + LINE_WORDS * line
+            words[entry + OFFSET], words[entry + LENGTH] = offset, len(parts[0])
+            for part in parts:
+                words[offset : offset + len(part)] = part
+                offset += padded(len(part))
+        words[NUM_WORDS] = offset
+        return words
+
+
+_RUN_WORDS = 8
+"""Words of a run besides its entries, padding included."""
+
+
+def _end(run: Run) -> int:
+    return run.start + len(run.block_ids)
+
+
+def _cut(run: Run, room: int) -> Iterator[Run]:
+    most = room - _RUN_WORDS
+    if len(run.block_ids) <= most:
+        yield run
+        return
+    for first in range(0, len(run.block_ids), most):
+        yield Run(run.row, run.start + first, run.block_ids[first : first + most])
+
+
+PARTS_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES)
+
+
+def buffer_words(layout: PlanLayout, sizes: TableGeometry, num_entries: int) -> int:
+    """Return the words of a packet with all parts about rows and this many entries, each with a new block."""
+    ranges = sum(ARRAYS_OF_KIND[kind] for kind, _ in layout.lines if kind in PARTS_OF_ROWS)
+    return len(layout.template) + ranges * padded(sizes.max_rows) + 2 * padded(num_entries)
+
+
+def runs_of(writes: TableWrites) -> list[Run]:
+    """Split a group's table writes by row."""
+    ends = np.cumsum(writes.counts)
+    return [
+        Run(row, start, writes.block_ids[end - count : end])
+        for row, start, count, end in zip(
+            writes.rows.tolist(), writes.starts.tolist(), writes.counts.tolist(), ends.tolist(), strict=True
+        )
+    ]
+
+
+def without_writes(words: Int32Array, layout: PlanLayout) -> Int32Array:
+    """Copy a plan without its table writes, moves and new blocks; the ranges of its rows remain."""
+    lines = read_directory(words)
+    kept = [line for line in lines if line[KIND] in {COMPUTE, UNKNOWN, STARTS, DRAFT_STATES}]
+    num_words = sum(ARRAYS_OF_KIND[kind] * padded(length) for kind, _, _, length in kept)
+    reduced = layout.new_buffer(read_step_id(words), num_words)
+    end = len(layout.template)
+    for kind, owner, offset, length in kept:
+        if length:
+            stop = end + ARRAYS_OF_KIND[kind] * padded(length)
+            reduced[end:stop] = words[offset : offset + stop - end]
+            entry = HEADER_WORDS + LINE_WORDS * layout.lines[kind, owner]
+            reduced[entry + OFFSET], reduced[entry + LENGTH] = end, length
+            end = stop
+    reduced[NUM_WORDS] = end
+    return reduced
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceTables:
+    """The tables of one space.
+
+    Args:
+        num_groups: number of groups, each with a table of its own.
+        block_sizes: tokens of an entry, for each group.
+        widths: entries of a row, for each group.
+        slots_of: for each group with draft states, the table of its slots and their number.
+        num_blocks: for each table, blocks of the pool that its entries refer to.
+        names: name of each table in errors.
+        layout: layout of the space's plans.
+    """
+
+    num_groups: int
+    block_sizes: tuple[int, ...]
+    widths: tuple[int, ...]
+    slots_of: Mapping[int, tuple[int, int]]
+    num_blocks: tuple[int, ...]
+    names: tuple[str, ...]
+    layout: PlanLayout
+
+    @classmethod
+    def of(cls, config: SpaceConfig) -> "SpaceTables":
+        """Return the tables that plans of a configuration write."""
+        groups, by_pool = config.groups, config.blocks_by_pool()
+        drafting = config.drafting
+        owners = [*range(len(groups)), *drafting]
+        sizes = tuple(_entry_tokens(config, index) for index in range(len(groups)))
+        slots_of = {
+            index: (table, num_draft_states(groups[index])) for table, index in enumerate(drafting, len(groups))
+        }
+        return cls(
+            num_groups=len(groups),
+            block_sizes=sizes,
+            widths=tuple(-(-config.max_tokens // size) for size in sizes),
+            slots_of=MappingProxyType(slots_of),
+            num_blocks=tuple(by_pool[groups[owner].pool] for owner in owners),
+            names=(
+                *(f"group {index}" for index in range(len(groups))),
+                *(f"the draft states of group {index}" for index in drafting),
+            ),
+            layout=PlanLayout(config),
+        )
+
+    def geometry(
+        self, config: SpaceConfig, *, max_tokens: int, num_buffers: int, depth: int, packet_entries: int
+    ) -> TableGeometry:
+        """Return the sizes of all tables, and of packets with ``packet_entries`` entries."""
+        has_slots = [not keeps_state(group) for group in config.groups]
+        seconds = self.slots_of.values()
+        sizes = TableGeometry(
+            widths=(*self.widths, *(num_slots for _, num_slots in seconds)),
+            block_sizes=(*self.block_sizes, *(1 for _ in seconds)),
+            has_slots=(*has_slots, *(False for _ in seconds)),
+            max_rows=config.max_sequences,
+            max_tokens=max_tokens,
+            num_buffers=num_buffers,
+            buffer_words=0,
+            depth=depth,
+            layout=self.layout,
+        )
+        return replace(sizes, buffer_words=buffer_words(self.layout, sizes, packet_entries))
+
+
+def _entry_tokens(config: SpaceConfig, index: int) -> int:
+    """Tokens of a table's entry; a state without checkpoints has one entry for the whole sequence."""
+    group = config.groups[index]
+    if keeps_state(group) and not (config.prefix_caching and group.prefix_caching):
+        return config.max_tokens
+    return group.block_size
+
+
+MOST_WAITING: Final = 256
+
+
+@final
+class HostTables:
+    """All tables, by row.
+
+    Args:
+        tables: the tables of the space.
+        max_rows: number of rows.
+    """
+
+    def __init__(self, tables: SpaceTables, max_rows: int) -> None:
+        widths = (*tables.widths, *(num_slots for _, num_slots in tables.slots_of.values()))
+        self._tables: list[Int32Array] = [np.zeros((max_rows, width), np.int32) for width in widths]
+        self._block_sizes = tables.block_sizes
+        self._slots_of = {group: table for group, (table, _) in tables.slots_of.items()}
+        self._waiting: list[StepPlan] = []
+
+    def note(self, plan: StepPlan) -> None:
+        """Record a plan that is executed."""
+        self._waiting.append(plan)
+        if len(self._waiting) > MOST_WAITING:
+            self._apply()
+
+    def written_by(self, plan: StepPlan, group: int) -> Int32Array:
+        """List the blocks of a group that a plan's forward pass writes, or may write if tokens are unknown.
+
+        The plan must be recorded. Cost: O(ranges + blocks), and O(entries) of the plans not yet written to the tables.
+        """
+        self._apply()
+        ranges, size = plan.compute_in(group), self._block_sizes[group]
+        num_unknown = 0 if plan.unknown is None else plan.unknown.counts
+        first = np.maximum(ranges.starts - num_unknown, 0) // size
+        counts = np.maximum((ranges.ends + size - 1) // size - first, 0)
+        rows = np.repeat(ranges.rows, counts)
+        index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
+        written: Int32Array = self._tables[group][rows, index]
+        if group in self._slots_of and plan.draft_states is not None:
+            written = np.concatenate([written, self._tables[self._slots_of[group]][ranges.rows].ravel()])
+        return written
+
+    def _apply(self) -> None:
+        for plan in self._waiting:
+            for writes in plan.table_writes:
+                rows = np.repeat(writes.rows, writes.counts)
+                before = np.cumsum(writes.counts) - writes.counts
+                index = np.arange(len(rows)) - np.repeat(before - writes.starts, writes.counts)
+                self._tables[writes.group][rows, index] = writes.block_ids
+        self._waiting.clear()

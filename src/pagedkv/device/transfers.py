@@ -1,4 +1,11 @@
-"""Transfers: copying, zeroing and swapping blocks, and writing a step's tokens to their slots.
+"""Many copies between host and device by one call to the driver, executed by the copy engine.
+
+``cuMemcpyBatchAsync`` (CUDA 12.8) takes arrays of addresses, so that blocks of 2 MiB are copied as fast as one long
+range. With one call for each block the bus would be idle between the copies. Torch does not offer the call, so it is
+made directly to the driver's library, which every working GPU has. With an older driver, each copy is a call of its
+own.
+
+Transfers: copying, zeroing and swapping blocks, and writing a step's tokens to their slots.
 
 Copies on write and zeroing are kernels in the current stream. Swaps use the copy engine, in a stream of their own that
 first waits for earlier work in the current stream; a :class:`CopyTicket` shows when they have ended. Blocks of a pool
@@ -6,8 +13,10 @@ that is not block-major are copied through a block-major buffer on the device, s
 pieces.
 """
 
+import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Final, final
+from functools import lru_cache
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +24,92 @@ import torch
 
 from pagedkv.contract.arguments import as_array, as_flag, require_instance
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.device.batched_copy import copy_batch
+from pagedkv.device.kernels.inputs import StateSide, TokenSide
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
-from pagedkv.device.layout import Pieces
-from pagedkv.device.pool_memory import PoolMemory
-from pagedkv.device.shapes import FP8_TYPES
-from pagedkv.device.state_side import StateSide
+from pagedkv.device.memory import PoolMemory
+from pagedkv.device.shapes import FP8_TYPES, Pieces
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.tensors import require_numbers, require_slots, require_tensor
-from pagedkv.device.token_side import TokenSide
-from pagedkv.errors import BlockError, ConfigurationError, NoHostPoolError, TensorError
+from pagedkv.errors import BlockError, ConfigurationError, DeviceUnavailableError, NoHostPoolError, TensorError
 
-__all__ = ["CopyTicket", "Transfers"]
+__all__ = ["CopyTicket", "Transfers", "copy_batch"]
+LIBRARY: Final = "libcuda.so.1"
+IN_STREAM_ORDER: Final = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+BESIDE_COMPUTE: Final = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Attributes(ctypes.Structure):
+    """``CUmemcpyAttributes``."""
+
+    _fields_ = (
+        ("src_access_order", ctypes.c_int),
+        ("src_location", _Location),
+        ("dst_location", _Location),
+        ("flags", ctypes.c_uint),
+    )
+
+
+def copy_batch(destinations: Int64Array, sources: Int64Array, sizes: Int64Array, stream: torch.cuda.Stream) -> None:
+    """Enqueue in a stream the copies of ``sizes[i]`` bytes from ``sources[i]`` to ``destinations[i]``, in any order.
+
+    Args:
+        destinations, sources: int64 ``[n]``, addresses; host memory must be pinned.
+        sizes: int64 ``[n]``, positive.
+        stream: not the default one.
+
+    Raises:
+        DeviceUnavailableError: the driver refuses the copies; the message has its error.
+    """
+    if len(sizes) == 0:
+        return
+    entry = _entry_point()
+    if entry is None:
+        _copy_one_by_one(destinations, sources, sizes, stream)
+        return
+    function, has_fail_index = entry
+    attributes = _Attributes(IN_STREAM_ORDER, _Location(), _Location(), BESIDE_COMPUTE)
+    first = ctypes.c_size_t(0)
+    fail_index = ctypes.c_size_t(0)
+    arrays = [np.ascontiguousarray(values, np.uint64) for values in (destinations, sources, sizes)]
+    arguments: list[Any] = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+    arguments += [ctypes.c_size_t(len(sizes)), ctypes.byref(attributes), ctypes.byref(first), ctypes.c_size_t(1)]
+    if has_fail_index:
+        arguments.append(ctypes.byref(fail_index))
+    status = function(*arguments, ctypes.c_void_p(stream.cuda_stream))
+    if status:
+        raise DeviceUnavailableError(f"the driver refused {len(sizes)} copies: CUDA error {status}")
+
+
+def _copy_one_by_one(
+    destinations: Int64Array, sources: Int64Array, sizes: Int64Array, stream: torch.cuda.Stream
+) -> None:
+    copy = ctypes.CDLL(LIBRARY).cuMemcpyAsync
+    for destination, source, size in zip(destinations.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+        status = copy(
+            ctypes.c_void_p(destination), ctypes.c_void_p(source), ctypes.c_size_t(size),
+            ctypes.c_void_p(stream.cuda_stream),
+        )  # fmt: skip
+        if status:
+            raise DeviceUnavailableError(f"the driver refused to copy {size:,} bytes: CUDA error {status}")
+
+
+@lru_cache(maxsize=1)
+def _entry_point() -> "tuple[Any, bool] | None":
+    """Return the driver's function, and whether it has an argument for the index of a failed copy (before CUDA 13)."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+    for name, has_fail_index in (("cuMemcpyBatchAsync_v2", False), ("cuMemcpyBatchAsync", True)):
+        function = getattr(library, name, None)
+        if function is not None:
+            return function, has_fail_index
+    return None
+
 
 STAGED_NBYTES: Final = 2**26
 """Bytes of the buffer for blocks that are not block-major."""

@@ -8,7 +8,7 @@ import torch
 
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
-from pagedkv.device.paged_attention import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList
+from pagedkv.device.kernels.inputs import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList
 from pagedkv.device.shapes import FP8_TYPES, KeyValueShape, LatentShape
 from pagedkv.device.storage import KVStorage
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.inputs import AttentionTiling, PagedRows, Reading, WorkList, tiling_for
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.paged_attention import AttentionTiling, PagedRows, Reading, WorkList, tiling_for
 from pagedkv.device.shapes import FP8_TYPES
 from tests.device.kernels.paged_rows import SMALL, Case, Memory, answers, make_case, work_of
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels, same_bytes

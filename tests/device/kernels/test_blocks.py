@@ -5,8 +5,7 @@ import torch
 
 from pagedkv.device.kernels import reference
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.layout import Pieces
-from pagedkv.device.shapes import KeyValueShape
+from pagedkv.device.shapes import KeyValueShape, Pieces
 from tests.device.kernels.suite import KERNEL_DEVICE, byte_poison, needs_kernels, same_bytes
 
 pytestmark = needs_kernels

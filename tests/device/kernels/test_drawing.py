@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pagedkv.device.drawing import NO_TOKEN, Draws
 from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.inputs import NO_TOKEN, Draws
 from pagedkv.device.kernels.selection import kernels_for
 from pagedkv.engine.sampling.drawing import gumbel, keys_of, run_words
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels

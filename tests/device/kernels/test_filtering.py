@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pagedkv.device.drawing import Draws, Filters
 from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.inputs import Draws, Filters
 from pagedkv.device.kernels.selection import kernels_for
 from pagedkv.engine.sampling.drawing import (
     WINDOW,

@@ -10,14 +10,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagedkv.device.drawing import Draws, Filters
 from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.inputs import (
+    AttentionTiling,
+    Draws,
+    Filters,
+    Reading,
+    StateSide,
+    TokenSide,
+    WorkList,
+    tiling_for,
+)
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.layout import Pieces
-from pagedkv.device.paged_attention import AttentionTiling, Reading, WorkList, tiling_for
-from pagedkv.device.shapes import KeyValueShape, LatentShape
-from pagedkv.device.state_side import StateSide
-from pagedkv.device.token_side import TokenSide
+from pagedkv.device.shapes import KeyValueShape, LatentShape, Pieces
 from tests.device.kernels.paged_rows import SMALL, Case, Memory, answers, make_case, work_of
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels, same_bytes
 

@@ -6,9 +6,9 @@ import torch
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import RecurrentState
 from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.inputs import StateSide
 from pagedkv.device.kernels.selection import kernels_for
 from pagedkv.device.shapes import StateShape, StateTensor
-from pagedkv.device.state_side import StateSide
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.transfers import Transfers
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, byte_poison, needs_kernels, same_bytes

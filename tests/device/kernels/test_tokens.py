@@ -8,10 +8,10 @@ import torch
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.inputs import TokenSide
 from pagedkv.device.kernels.selection import kernels_for
 from pagedkv.device.shapes import KeyValueShape
 from pagedkv.device.storage import KVStorage
-from pagedkv.device.token_side import TokenSide
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, byte_poison, needs_kernels, same_bytes
 
 pytestmark = needs_kernels

@@ -10,16 +10,13 @@ from typing import final
 import numpy as np
 import torch
 
-from pagedkv.attention.backend import require_layers
+from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata, require_layers
+from pagedkv.attention.cpu.backend import LayerMemory, attend_to
 from pagedkv.attention.cpu.decode import decode_attention, write_tokens
-from pagedkv.attention.cpu.memory import LayerMemory
-from pagedkv.attention.cpu.prefill import attend_to
-from pagedkv.attention.gathering import gather, spans
-from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.attention.reference import gather, spans
 from pagedkv.device import KVStorage
+from pagedkv.device.kernels.inputs import TokenSide
 from pagedkv.device.kernels.reference import write_tokens as write_tokens_plainly
-from pagedkv.device.token_side import TokenSide
 
 __all__ = ["CPUBackend"]
 

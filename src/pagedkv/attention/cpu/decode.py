@@ -82,7 +82,7 @@ def decode_attention(
         tokens: int64 ``[n]``, index of each sequence's query in the flat row.
         tables: int32 ``[places, width]``.
         seq_lens: int32 ``[places]``.
-        keys, values: flat pools, see :mod:`pagedkv.attention.cpu.memory`.
+        keys, values: flat pools, see :mod:`pagedkv.attention.cpu.backend`.
         key_strides, value_strides: their strides.
         shape: int64 ``[4]``: block size, key heads, window, chunk (0: none).
         scale, soft_cap: the layer's.

@@ -6,8 +6,8 @@ If a layer has a soft cap or sinks, which SDPA does not support, scores are comp
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pagedkv.attention.gathering import Span, seen_keys
-from pagedkv.attention.layer import AttentionLayer
+from pagedkv.attention.backend import AttentionLayer
+from pagedkv.attention.reference import Span, seen_keys
 
 __all__ = ["attend_to"]
 

@@ -2,12 +2,12 @@
 
 import torch
 
+from pagedkv.device.kernels.inputs import PagedLayer, PagedRows, WorkList
 from pagedkv.device.kernels.triton import latents
 from pagedkv.device.kernels.triton.decoding import attend_tiles
 from pagedkv.device.kernels.triton.launching import Launch
 from pagedkv.device.kernels.triton.merging import merge_spans
 from pagedkv.device.kernels.triton.prompting import attend_items
-from pagedkv.device.paged_attention import PagedLayer, PagedRows, WorkList
 
 __all__ = ["attend_rows"]
 
@@ -22,7 +22,7 @@ def attend_rows(
     *,
     has_prompts: bool = True,
 ) -> None:
-    """As :func:`pagedkv.device.kernels.reference.attention.attend_rows`, with the list of the same rows."""
+    """As :func:`pagedkv.device.kernels.reference.attend_rows`, with the list of the same rows."""
     if query.shape[0] == 0 or rows.starts.shape[0] == 0:
         return
     launch = Launch.of(work, layer, query, sinks)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedkv.device.layout import Pieces
+from pagedkv.device.shapes import Pieces
 
 __all__ = ["copy_blocks", "zero_blocks"]
 
@@ -25,7 +25,7 @@ def copy_blocks(
     destination_pieces: Pieces,
     destination_ids: torch.Tensor,
 ) -> None:
-    """As :func:`pagedkv.device.kernels.reference.blocks.copy_blocks`."""
+    """As :func:`pagedkv.device.kernels.reference.copy_blocks`."""
     if len(source_ids) == 0:
         return
     table, longest, unit = _piece_table(source_pieces, destination_pieces, source.device)
@@ -43,7 +43,7 @@ def copy_blocks(
 
 
 def zero_blocks(memory: torch.Tensor, pieces: Pieces, block_ids: torch.Tensor) -> None:
-    """As :func:`pagedkv.device.kernels.reference.blocks.zero_blocks`."""
+    """As :func:`pagedkv.device.kernels.reference.zero_blocks`."""
     if len(block_ids) == 0:
         return
     table, longest, unit = _piece_table(pieces, pieces, memory.device)

@@ -21,7 +21,7 @@ TOKEN_TILE = 512
 
 
 def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> None:
-    """As :func:`pagedkv.device.kernels.reference.tables.gather_rows`."""
+    """As :func:`pagedkv.device.kernels.reference.gather_rows`."""
     if num_places == 0:
         return
     _gather_kernel[(num_places, arrays.num_tables)](
@@ -41,7 +41,7 @@ def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> Non
 def map_slots(
     arrays: TableArrays, rows: torch.Tensor, offsets: torch.Tensor, positions: torch.Tensor, refused: torch.Tensor
 ) -> None:
-    """As :func:`pagedkv.device.kernels.reference.tables.map_slots`."""
+    """As :func:`pagedkv.device.kernels.reference.map_slots`."""
     max_tokens = arrays.slots.shape[1]
     _slots_kernel[(triton.cdiv(max_tokens, TOKEN_TILE), arrays.num_tables)](
         rows,

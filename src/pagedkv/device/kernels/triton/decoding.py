@@ -19,10 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedkv.device.kernels.triton.launching import Launch
-from pagedkv.device.kernels.triton.overlapping import launch_options
-from pagedkv.device.kernels.triton.scores import capped, divisor, is_seen, may_be_seen, share_beside_sink, weigh
-from pagedkv.device.paged_attention import (
+from pagedkv.device.kernels.inputs import (
     NO_PARTIAL as NO_PARTIAL_,
     SPANS as SPANS_,
     TILE_WORDS as TILE_WORDS_,
@@ -30,6 +27,9 @@ from pagedkv.device.paged_attention import (
     PagedRows,
     WorkList,
 )
+from pagedkv.device.kernels.triton.launching import Launch
+from pagedkv.device.kernels.triton.overlapping import launch_options
+from pagedkv.device.kernels.triton.scores import capped, divisor, is_seen, may_be_seen, share_beside_sink, weigh
 
 __all__ = ["attend_tiles"]
 

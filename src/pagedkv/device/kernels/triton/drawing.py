@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedkv.device.drawing import (
+from pagedkv.device.kernels.inputs import (
     FACTORS as FACTORS_,
     GAMMA as GAMMA_,
     NO_TOKEN as NO_TOKEN_,
@@ -34,7 +34,7 @@ TILE: Final = 1024
 
 
 def noise_words(draws: Draws, first: int, out: torch.Tensor) -> None:
-    """As :func:`pagedkv.device.kernels.reference.drawing.noise_words`."""
+    """As :func:`pagedkv.device.kernels.reference.noise_words`."""
     num_rows, num_tokens = out.shape
     if out.numel() == 0:
         return
@@ -44,7 +44,7 @@ def noise_words(draws: Draws, first: int, out: torch.Tensor) -> None:
 
 
 def draw_tokens(draws: Draws, scores: torch.Tensor, out: torch.Tensor) -> None:
-    """As :func:`pagedkv.device.kernels.reference.drawing.draw_tokens`."""
+    """As :func:`pagedkv.device.kernels.reference.draw_tokens`."""
     num_rows, num_tokens = scores.shape
     if num_rows == 0:
         return

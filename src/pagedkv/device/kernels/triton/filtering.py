@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedkv.device.drawing import Filters
+from pagedkv.device.kernels.inputs import Filters
 
 __all__ = ["find_least"]
 
@@ -39,7 +39,7 @@ LIKELIEST = tl.constexpr(1024)
 
 
 def find_least(filters: Filters, scores: torch.Tensor, out: torch.Tensor) -> None:
-    """As :func:`pagedkv.device.kernels.reference.filtering.find_least`."""
+    """As :func:`pagedkv.device.kernels.reference.find_least`."""
     num_rows, num_tokens = scores.shape
     if scores.numel() == 0:
         return

@@ -22,14 +22,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from pagedkv.device.kernels.triton.launching import Launch, are_tokens_far
-from pagedkv.device.paged_attention import (
+from pagedkv.device.kernels.inputs import (
     ITEM_WORDS as ITEM_WORDS_,
     NO_PARTIAL as NO_PARTIAL_,
     PagedLayer,
     PagedRows,
     WorkList,
 )
+from pagedkv.device.kernels.triton.launching import Launch, are_tokens_far
 
 __all__ = ["attend_latent_items", "can_serve"]
 

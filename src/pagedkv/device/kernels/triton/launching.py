@@ -7,8 +7,8 @@ from typing import Final
 import torch
 import triton
 
+from pagedkv.device.kernels.inputs import LEAST_EXTENT, PagedLayer, WorkList, num_processors
 from pagedkv.device.kernels.triton.overlapping import may_overlap
-from pagedkv.device.paged_attention import LEAST_EXTENT, PagedLayer, WorkList, num_processors
 
 __all__ = ["Launch", "are_tokens_far"]
 

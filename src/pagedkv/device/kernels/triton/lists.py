@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedkv.device.kernels.triton.overlapping import launch_options, may_overlap
-from pagedkv.device.paged_attention import (
+from pagedkv.device.kernels.inputs import (
     ITEM_WORDS as ITEM_WORDS_,
     MERGE_WORDS as MERGE_WORDS_,
     MOST_COMMON as MOST_COMMON_,
@@ -21,6 +20,7 @@ from pagedkv.device.paged_attention import (
     PagedRows,
     WorkList,
 )
+from pagedkv.device.kernels.triton.overlapping import launch_options, may_overlap
 
 __all__ = ["list_work"]
 
@@ -37,7 +37,7 @@ RANK_TILE: Final = 16
 
 
 def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
-    """As :func:`pagedkv.device.kernels.reference.lists.list_work`."""
+    """As :func:`pagedkv.device.kernels.reference.list_work`."""
     num_places = rows.starts.shape[0]
     if num_places == 0:
         return

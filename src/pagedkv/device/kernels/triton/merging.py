@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagedkv.device.kernels.inputs import MERGE_WORDS as MERGE_WORDS_, WorkList
 from pagedkv.device.kernels.triton.launching import Launch
 from pagedkv.device.kernels.triton.overlapping import launch_options
-from pagedkv.device.paged_attention import MERGE_WORDS as MERGE_WORDS_, WorkList
 
 __all__ = ["merge_spans"]
 

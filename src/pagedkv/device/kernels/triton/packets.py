@@ -55,7 +55,7 @@ ROW_TILE = 1024
 
 
 def pull_packet(arrays: TableArrays) -> None:
-    """As :func:`pagedkv.device.kernels.reference.tables.pull_packet`."""
+    """As :func:`pagedkv.device.kernels.reference.pull_packet`."""
     _pull_kernel[(2 * arrays.num_tables + COPY_PROGRAMS,)](
         arrays.ring,
         arrays.packet,

@@ -10,16 +10,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedkv.device.kernels.triton.launching import Launch
-from pagedkv.device.kernels.triton.overlapping import launch_options
-from pagedkv.device.kernels.triton.scores import capped, divisor, is_seen, may_be_seen, share_beside_sink, weigh
-from pagedkv.device.paged_attention import (
+from pagedkv.device.kernels.inputs import (
     ITEM_WORDS as ITEM_WORDS_,
     NO_PARTIAL as NO_PARTIAL_,
     PagedLayer,
     PagedRows,
     WorkList,
 )
+from pagedkv.device.kernels.triton.launching import Launch
+from pagedkv.device.kernels.triton.overlapping import launch_options
+from pagedkv.device.kernels.triton.scores import capped, divisor, is_seen, may_be_seen, share_beside_sink, weigh
 
 __all__ = ["attend_items"]
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedkv.device.state_side import StateSide
+from pagedkv.device.kernels.inputs import StateSide
 
 __all__ = ["read_states", "write_states"]
 
@@ -18,13 +18,13 @@ CHUNK: Final = 4096
 
 
 def read_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:
-    """As :func:`pagedkv.device.kernels.reference.states.read_states`."""
+    """As :func:`pagedkv.device.kernels.reference.read_states`."""
     for side in sides:
         _copy(side, block_ids, to_blocks=False)
 
 
 def write_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:
-    """As :func:`pagedkv.device.kernels.reference.states.write_states`."""
+    """As :func:`pagedkv.device.kernels.reference.write_states`."""
     for side in sides:
         _copy(side, block_ids, to_blocks=True)
 

@@ -61,7 +61,7 @@ TOKEN_TILE = 256
 
 
 def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
-    """As :func:`pagedkv.device.kernels.reference.tables.step_tables`."""
+    """As :func:`pagedkv.device.kernels.reference.step_tables`."""
     overlaps = may_overlap(arrays.packet.device)
     max_tokens = arrays.slots.shape[1]
     place_programs = 0 if writes_only else triton.cdiv(arrays.max_rows, PLACES)

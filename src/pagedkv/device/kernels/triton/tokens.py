@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedkv.device.kernels.reference.tokens import FP8_LARGEST
+from pagedkv.device.kernels.inputs import TokenSide
+from pagedkv.device.kernels.reference import FP8_LARGEST
 from pagedkv.device.kernels.triton.overlapping import launch_options, may_overlap
-from pagedkv.device.token_side import TokenSide
 
 __all__ = ["write_tokens"]
 
@@ -21,7 +21,7 @@ MANY: Final = 512
 
 
 def write_tokens(sides: Sequence[TokenSide], slots: torch.Tensor) -> None:
-    """As :func:`pagedkv.device.kernels.reference.tokens.write_tokens`, both sides by one kernel."""
+    """As :func:`pagedkv.device.kernels.reference.write_tokens`, both sides by one kernel."""
     first, second = sides[0], sides[-1]
     num_tokens, num_heads, dim = first.tokens.shape
     other_dim = second.tokens.shape[2]

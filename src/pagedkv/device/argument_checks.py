@@ -1,4 +1,8 @@
-"""Checks a plan before any part of it is executed, so that a refused plan has written nothing.
+"""Checks of the arguments of calls that write block tables without plans: lists of block ids, and batches of rows.
+
+How many tokens steps have refused, by row, kept on the device: later ranges move down by these numbers.
+
+Checks a plan before any part of it is executed, so that a refused plan has written nothing.
 
 ``StepPlan.from_buffer`` has checked that a plan's buffer is consistent. The checks here are whether the plan is one of
 *this* space, and fits *these* tables. They make only a few passes over its words, since they run between two GPU steps.
@@ -9,10 +13,13 @@ from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from pagedkv.contract.arguments import LARGEST_SIZE, as_array, as_count
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.device.table_arrays import TableGeometry
-from pagedkv.errors import PlanError, TensorError
+from pagedkv.device.table_arrays import TableArrays, TableGeometry
+from pagedkv.device.tensors import require_numbers, require_tensor
+from pagedkv.errors import PlanError, StepError, TensorError
 from pagedkv.plan_buffer import (
     CHECKSUM_HIGH,
     CHECKSUM_KIND,
@@ -33,7 +40,90 @@ from pagedkv.plan_buffer import (
     read_fingerprint,
 )
 
-__all__ = ["PlanChecks", "require_fingerprint"]
+__all__ = [
+    "PlanChecks",
+    "as_batch_rows",
+    "as_block_ids",
+    "as_padding",
+    "forget_steps",
+    "record_refused",
+    "require_fingerprint",
+    "require_ids",
+    "require_room",
+]
+
+
+def as_block_ids(given: Sequence[int], group: int) -> npt.NDArray[np.int64]:
+    """Convert the block ids of a row to an array. Raises TensorError for anything but a flat list of integers."""
+    ids = as_array(given, f"block ids of group {group}", TensorError)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise TensorError(f"block ids of group {group} must be a flat list of integers, got {ids.dtype} {ids.shape}")
+    if ids.size and ids.max() > LARGEST_SIZE:  # uint64 values may not fit into int64
+        raise TensorError(f"block ids of group {group} must lie within int32, got {ids.max()}")
+    return ids.astype(np.int64)
+
+
+def as_padding(number: int) -> int:
+    """Check a padded number of places or positions; the caller checks its bounds. Raises TensorError."""
+    return as_count(number, "places wanted", least=-LARGEST_SIZE, error=TensorError)
+
+
+def require_ids(block_ids: npt.NDArray[np.int64], group: int, num_blocks: int) -> None:
+    """Raise TensorError for a block id outside a pool of this size."""
+    if len(block_ids) and not 0 <= block_ids.min() <= block_ids.max() < num_blocks:
+        raise TensorError(
+            f"block ids of group {group} must be from 0 to {num_blocks - 1}, got {block_ids.min()} to {block_ids.max()}"
+        )
+
+
+def require_room(row: int, group: int, num_blocks: int, width: int) -> None:
+    """Raise TensorError if a row's table has no room for this many blocks."""
+    if num_blocks > width:
+        raise TensorError(
+            f"row {row} of group {group} would have {num_blocks} blocks, but its table has room for {width}"
+        )
+
+
+def as_batch_rows(idx_mapping: torch.Tensor, max_rows: int, device: torch.device) -> torch.Tensor:
+    """Check the rows of a batch: int32 ``[any]``, -1 for empty places. Values are checked only on a CPU.
+
+    Raises:
+        TensorError: wrong type, shape or device, too many rows; on a CPU also rows out of range or named twice.
+    """
+    rows = require_tensor(idx_mapping, "idx_mapping", dtype=torch.int32, shape=(None,), device=device)
+    if len(rows) > max_rows:
+        raise TensorError(f"a batch has {max_rows} places at most, got {len(rows)} rows")
+    if rows.device.type == "cpu" and len(rows):
+        real = rows[rows >= 0]
+        if int(rows.min()) < -1 or int(rows.max()) >= max_rows:
+            raise TensorError(f"rows must be from 0 to {max_rows - 1}, or -1, got {rows.min()} to {rows.max()}")
+        if len(real.unique()) < len(real):
+            raise TensorError(f"a batch has each row once, got {rows.tolist()}")
+    return rows
+
+
+def record_refused(arrays: TableArrays, step_id: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
+    """Record how many tokens of some rows a step has refused; rows that it did not compute stay as they are.
+
+    Raises:
+        TensorError: tensors of another type, shape or device.
+    """
+    as_count(step_id, "step_id", most=2**63 - 1, error=TensorError)
+    taken, device = (torch.int32, torch.int64), arrays.sample_steps.device
+    require_tensor(rows, "rows", dtype=taken, shape=(None,), device=device)
+    require_tensor(counts, "counts", dtype=taken, shape=(len(rows),), device=device)
+    require_numbers(rows, "rows", len(arrays.sample_steps))
+    index = rows.long()
+    is_this = arrays.sample_steps[index] == step_id
+    arrays.sample_refused[index] = torch.where(is_this, counts.int()[:, None], arrays.sample_refused[index])
+
+
+def forget_steps(arrays: TableArrays, first_step_id: int) -> None:
+    """Drop what is recorded for steps from this one on. Raises StepError for a number that is none."""
+    is_gone = arrays.sample_steps >= as_count(first_step_id, "step_id", most=2**63 - 1, error=StepError)
+    arrays.sample_steps.masked_fill_(is_gone, -1)
+    arrays.sample_refused.masked_fill_(is_gone, 0)
+
 
 _Part: TypeAlias = tuple[int, int]
 """First word of a part of the plan, and the length of its arrays."""

@@ -9,21 +9,47 @@ reserved::
 
 On a CPU the operating system does the same with anonymous pages, but unmapped pages read as zeros instead of faulting.
 The driver is called directly, as for batched copies, since torch does not offer these calls.
+
+Pages of host memory that a GPU copies from and to: allocated whole, and pinned in place.
+
+PinnedArena: allocates buffers of any size in a region of pinned host memory; a buffer lives as long as its views.
+
+A GPU copies from and to such buffers without the host. Buffers are allocated by first fit, and adjacent free extents
+are merged, so that the region does not fragment for buffers of one size::
+
+    | buffer | free | buffer       | free                |
+
+PoolMemory: the memory of one pool: its blocks on the device, and those of its host pool, for swapping.
+
+It is plain bytes; :mod:`pagedkv.device.storage` views them for groups. In a block-major pool a block is
+contiguous. In any other layout a block has several pieces on the device, but is contiguous on the host, where no kernel
+reads it::
+
+    device, block-major    | block 0       | block 1       | block 2 ...
+    device, layer-major    | layer 0 of block 0 | of block 1 | ... | layer 1 of block 0 | of block 1 | ...
+    host                   | block 0       | block 1       | block 2 ...
 """
 
 import ctypes
 import mmap
 import weakref
+from bisect import bisect_left
+from collections import deque
 from contextlib import suppress
 from functools import lru_cache
+from threading import Lock
 from typing import Any, Final, Protocol, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from pagedkv.errors import ConfigurationError, DeviceUnavailableError
+from pagedkv.contract.arguments import as_count
+from pagedkv.device.shapes import Pieces
+from pagedkv.device.tensors import require_pinned, require_tensor
+from pagedkv.errors import ConfigurationError, DeviceUnavailableError, StorageError, TensorError
 
-__all__ = ["ReservedMemory", "no_room", "reserve"]
-
+__all__ = ["PinnedArena", "PoolMemory", "ReservedMemory", "allocate_pages", "no_room", "pin", "reserve", "unpin"]
 LIBRARY: Final = "libcuda.so.1"
 PIECE_NBYTES: Final = 2**30
 """Bytes mapped at once: 64 GiB in one piece took 0.2 s on an H100, in pieces of 1 GiB 0.09 s."""
@@ -282,3 +308,220 @@ class _Access(ctypes.Structure):
     """``CUmemAccessDesc``."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+def allocate_pages(nbytes: int, what: str) -> torch.Tensor:
+    """Allocate whole pages of host memory, since pinned memory must not share pages with other allocations.
+
+    Args:
+        nbytes: number of bytes.
+        what: name of the memory in messages.
+
+    Raises:
+        ConfigurationError: there is not enough memory.
+    """
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+    except (OSError, OverflowError) as problem:
+        raise no_room(what, nbytes, torch.device("cpu")) from problem
+
+
+def pin(memory: torch.Tensor) -> None:
+    """Pin memory in place. Torch's own pinned allocations are rounded up to powers of two, which wastes up to half.
+
+    Raises ConfigurationError.
+    """
+    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(status) != 0:
+        raise ConfigurationError(f"{memory.numel():,} bytes of host memory cannot be pinned: CUDA error {int(status)}")
+
+
+def unpin(memory: torch.Tensor) -> None:
+    """Undo :func:`pin`."""
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+MOST_NBYTES: Final = 2**46
+
+
+@final
+class PinnedArena:
+    """Buffers in one region of host memory. Any thread may take and release them.
+
+    Args:
+        nbytes: size of the region.
+        what: name of the region in messages.
+        is_pinned: whether to pin the region; False without a GPU.
+        alignment: every buffer begins at a multiple of this number of bytes.
+
+    Raises:
+        ConfigurationError: there is not enough memory, or it cannot be pinned.
+    """
+
+    def __init__(self, nbytes: int, what: str, *, is_pinned: bool = True, alignment: int = 4096) -> None:
+        self.nbytes = as_count(nbytes, f"the size of {what}", least=1, most=MOST_NBYTES)
+        self._alignment = alignment
+        memory = allocate_pages(nbytes, what)
+        self._bytes: npt.NDArray[np.uint8] = memory.numpy()
+        self.address: int = memory.data_ptr()
+        if is_pinned:
+            pin(memory)
+            weakref.finalize(self, unpin, memory).atexit = False
+        self._lock = Lock()
+        self._starts = [0]
+        self._sizes = {0: nbytes}
+        self._released: deque[tuple[int, int]] = deque()
+
+    def take(self, nbytes: int) -> memoryview | None:
+        """Allocate a buffer of undefined content; return None if there is no room now. O(free extents).
+
+        The buffer is released with its last view. A GPU's copy does not count as a view: the caller of the copy must
+        keep one until the copy has ended.
+        """
+        size = max(1, -(-nbytes // self._alignment)) * self._alignment
+        with self._lock:
+            self._collect_released()
+            for place, start in enumerate(self._starts):
+                if self._sizes[start] >= size:
+                    self._cut(place, start, size)
+                    buffer = self._bytes[start : start + nbytes]
+                    weakref.finalize(buffer, self._released.append, (start, size)).atexit = False
+                    return buffer.data
+        return None
+
+    def holds(self, address: int) -> bool:
+        """Whether an address is in the region. Changes nothing."""
+        return self.address <= address < self.address + self.nbytes
+
+    @property
+    def free_nbytes(self) -> int:
+        """Free bytes, in extents of any size."""
+        with self._lock:
+            self._collect_released()
+            return sum(self._sizes.values())
+
+    def _cut(self, place: int, start: int, size: int) -> None:
+        """Allocate the first bytes of a free extent."""
+        left = self._sizes.pop(start) - size
+        if left:
+            self._starts[place] = start + size
+            self._sizes[start + size] = left
+        else:
+            del self._starts[place]
+
+    def _collect_released(self) -> None:
+        """Free the buffers released since the last call. Finalizers, which run at any time, only append to a list."""
+        while self._released:
+            self._enter(*self._released.popleft())
+
+    def _enter(self, start: int, size: int) -> None:
+        """Add a free extent, and merge it with its neighbours."""
+        place = bisect_left(self._starts, start)
+        if place < len(self._starts) and self._starts[place] == start + size:
+            size += self._sizes.pop(self._starts.pop(place))
+        before = self._starts[place - 1] if place else -1
+        if place and before + self._sizes[before] == start:
+            self._sizes[before] += size
+        else:
+            self._starts.insert(place, start)
+            self._sizes[start] = size
+
+
+ALIGNMENT: Final = 16
+"""Bytes that a kernel moves at once; torch's allocations begin at a multiple of it."""
+
+
+@final
+class PoolMemory:
+    """Blocks of one pool.
+
+    Attributes:
+        name: name of the pool.
+        num_blocks, num_host_blocks: blocks on the device and on the host.
+        block_nbytes: bytes of a block.
+        pieces: the pieces of a block on the device.
+        device_bytes: uint8 ``[num_blocks * block_nbytes]``; must not be accessed while asleep.
+        host_bytes: uint8 ``[num_host_blocks * block_nbytes]``, pinned if the device is a GPU. If the caller passed it,
+            it is not freed when the pool is closed.
+
+    Raises:
+        TensorError: the host memory has another type, shape or device, or is not pinned; nothing was allocated.
+        ConfigurationError: there is not enough memory.
+        DeviceUnavailableError: the driver of the GPU cannot reserve addresses.
+    """
+
+    def __init__(  # noqa: PLR0913 - sizes of a pool, by keywords
+        self,
+        name: str,
+        *,
+        num_blocks: int,
+        num_host_blocks: int,
+        block_nbytes: int,
+        pieces: Pieces,
+        device: torch.device,
+        host_bytes: torch.Tensor | None = None,
+    ) -> None:
+        num_host_bytes, host_pool = num_host_blocks * block_nbytes, f"the host pool of {name!r}"
+        if host_bytes is not None:
+            _require_host_memory(host_bytes, host_pool, num_host_bytes, device)
+        self.name = name
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.block_nbytes = block_nbytes
+        self.pieces = pieces
+        self.device = device
+        self._memory = reserve(num_blocks * block_nbytes, f"pool {name!r}", device)
+        self.device_bytes = self._memory.tensor()
+        self._zero_null_block()
+        self.host_bytes = allocate_pages(num_host_bytes, host_pool) if host_bytes is None else host_bytes
+        self._unpin: weakref.finalize[..., PoolMemory] | None = None
+        if device.type == "cuda" and num_host_blocks and host_bytes is None:
+            pin(self.host_bytes)
+            self._unpin = weakref.finalize(self, unpin, self.host_bytes)
+
+    @property
+    def device_nbytes(self) -> int:
+        """Bytes on the device while awake."""
+        return self.num_blocks * self.block_nbytes
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether device memory is mapped."""
+        return self._memory.is_mapped
+
+    def sleep(self) -> None:
+        """Release the device's memory. Tensors that view it must not be used until :meth:`wake`."""
+        self._memory.unmap()
+
+    def wake(self) -> None:
+        """Map memory at the same addresses again; views, and graphs that use them, are valid again."""
+        self._memory.map()
+        self._zero_null_block()
+
+    def close(self) -> None:
+        """Release all memory for good."""
+        if self.is_awake:
+            self.sleep()
+        if self._unpin is not None:
+            self._unpin()
+        self.host_bytes = torch.empty(0, dtype=torch.uint8)
+
+    def require_awake(self) -> None:
+        """Raise StorageError if the device memory is released."""
+        if not self._memory.is_mapped:
+            raise StorageError(f"pool {self.name!r} is asleep: wake the storage before plans are executed")
+
+    def _zero_null_block(self) -> None:
+        """Zero the null block, since padded rows of a batch read it."""
+        for offset, size in zip(self.pieces.offsets, self.pieces.sizes, strict=True):
+            self.device_bytes[offset : offset + size].zero_()
+
+
+def _require_host_memory(memory: torch.Tensor, what: str, nbytes: int, device: torch.device) -> None:
+    require_tensor(memory, what, dtype=torch.uint8, shape=(nbytes,), device=torch.device("cpu"))
+    if not memory.is_contiguous():
+        raise TensorError(f"{what} must be contiguous, got strides {memory.stride()}")
+    if device.type == "cuda":
+        require_pinned(memory, what)

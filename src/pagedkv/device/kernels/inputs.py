@@ -17,6 +17,22 @@ their leader, and yield a partial answer for each of the rows.
 The lists are made on the device, from lengths in its memory, once per step for all layers with the same ``Reading``. So
 one captured graph can be replayed for any step. The kernels process the lists with as many programs as fit on the
 device.
+
+TokenSide: one tensor of keys, values or latents that a step writes, and its destination.
+
+StateSide: one tensor of recurrent states, in blocks and in the rows of a step.
+
+Draws: the parameters of sampling for kernels, and the noise for each token.
+
+Scores are perturbed by noise that depends only on seed, sample, position and token id, and the largest sum gives the
+token (E. J. Gumbel, 1954). The noise is a hash: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, OOPSLA 2014), a counter
+and a mixing function::
+
+    key(seed, sample, position) = word(word(word(seed, 0), sample), position)
+    word(key, counter)          = mix(key + (counter + 1) * GAMMA)
+
+The integer arithmetic wraps around, so the words are the same on every device. 52 bits of a word are used; the midpoint
+of their interval is exact in float64, so that no logarithm is taken of 0 or 1.
 """
 
 from dataclasses import dataclass
@@ -29,24 +45,32 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.errors import ConfigurationError
 
 __all__ = [
+    "FACTORS",
+    "GAMMA",
     "ITEM_WORDS",
     "LEAST_EXTENT",
     "MERGE_WORDS",
     "MOST_COMMON",
     "NO_PARTIAL",
+    "NO_TOKEN",
     "NUM_COUNTS",
     "SEES_ALL",
+    "SHIFTS",
     "SPANS",
     "TILE_WORDS",
+    "UNUSED_BITS",
     "AttentionTiling",
+    "Draws",
+    "Filters",
     "PagedLayer",
     "PagedRows",
     "Reading",
+    "StateSide",
+    "TokenSide",
     "WorkList",
     "num_processors",
     "tiling_for",
 ]
-
 TILE_WORDS: Final = 10
 """Words of a tile: place, first token, number of queries, position of the first query, first key, state, spans, tiles
 of its queries before it, their number, and the queries of split rows before it. The state is 1 if it is the last of its
@@ -399,3 +423,70 @@ def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
     return AttentionTiling(
         key_tile=32, span_tiles=16, query_rows=64, query_keys=16, query_stages=3, query_programs=1, query_registers=0
     )
+
+
+class TokenSide(NamedTuple):
+    """Tokens, and the blocks that they are written to.
+
+    Args:
+        tokens: float ``[n, heads, dim]``, of any strides.
+        blocks: ``[num_blocks, block_size, heads, dim]``, of any strides, of one layer.
+        scales: float32 ``[heads or 1]`` if ``blocks`` has eight bits: the value divided by its scale is stored.
+    """
+
+    tokens: torch.Tensor
+    blocks: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+class StateSide(NamedTuple):
+    """States in blocks, and in rows.
+
+    Args:
+        blocks: ``[num_blocks, layers, *shape]``.
+        rows: ``[layers, n, *shape]``, of the same type. The elements of one state are contiguous in both.
+    """
+
+    blocks: torch.Tensor
+    rows: torch.Tensor
+
+
+GAMMA: Final = 0x9E3779B97F4A7C15
+FACTORS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+SHIFTS: Final = (30, 27, 31)
+"""The constants of SplitMix64."""
+UNUSED_BITS: Final = 12
+NO_TOKEN: Final = -1
+"""Token of a row whose largest score is not finite: it is NaN, or no token may be drawn."""
+
+
+class Draws(NamedTuple):
+    """Sampling parameters of each row of scores, ``[rows]`` each, on the scores' device; a replayed graph reads them.
+
+    Args:
+        temperatures: float32; 0: the largest score is taken, the first of equal ones.
+        least: float32, the smallest score that may be drawn; -inf: all scores.
+        seeds, samples, positions: int64, on which the noise depends, besides the token.
+    """
+
+    temperatures: torch.Tensor
+    least: torch.Tensor
+    seeds: torch.Tensor
+    samples: torch.Tensor
+    positions: torch.Tensor
+
+
+class Filters(NamedTuple):
+    """Filters of each row's scores, ``[rows]`` each, on the scores' device.
+
+    Args:
+        temperatures: float32; 0: no filters apply, since the largest score is taken.
+        top_k: int64, number of largest scores that may be drawn, with those equal to the last; 0: all.
+        top_p: float64, only the fewest largest scores whose probabilities, after top-k, sum to at least this; 1: all.
+        min_p: float32, the least probability, as a fraction of the largest one; 0: any.
+    """
+
+    temperatures: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
