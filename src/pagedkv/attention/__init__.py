@@ -2,14 +2,11 @@
 
 In the order in which data flows::
 
-    layer       AttentionLayer: the parameters of a layer
-    metadata    StepMetadata: the parameters of a step
-    backend     AttentionBackend: the interface
-    gathering   gathers the keys of one sequence, and computes which keys its queries see
-    reference   attention by its definition; the others are tested against it
-    on_gpu      Triton's kernels, for decoding rows and prompts alike
-    preferring  kernels of other packages, if preferred and usable: flash_infer, varlen; facts, page_lists
+    backend     AttentionBackend, the interface, with the parameters of a layer and of a step
+    reference   attention by its definition, on gathered keys; the others are tested against it
     cpu         compiled loops that read blocks in place, SDPA for prompts
+    on_gpu      Triton's kernels, for decoding rows and prompts alike
+    flash_infer, varlen   kernels of other packages, if preferred and usable; facts
     selection   chooses the back end of a storage
     unfolding   attention to latents without unfolding them, by matrices read from a model
 

@@ -1,4 +1,6 @@
-"""Checks of the arguments of calls that write block tables without plans: lists of block ids, and batches of rows.
+"""Checks before block tables are written: of plans, of calls, and how many tokens steps have refused.
+
+Checks of the arguments of calls that write block tables without plans: lists of block ids, and batches of rows.
 
 How many tokens steps have refused, by row, kept on the device: later ranges move down by these numbers.
 

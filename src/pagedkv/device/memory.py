@@ -1,4 +1,6 @@
-"""Memory at fixed addresses: reserved once, and backed by physical memory while it is mapped.
+"""The memory of pools: reserved at fixed addresses, pinned on the host, and what a pool has of both.
+
+Memory at fixed addresses: reserved once, and backed by physical memory while it is mapped.
 
 CUDA graphs and views contain addresses. While an engine sleeps, the physical memory is released, and the addresses stay
 reserved::

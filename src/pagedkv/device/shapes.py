@@ -1,4 +1,6 @@
-"""Layouts of a pool in the field's letters, turned into offsets and strides.
+"""The content of a block, its layout and bytes, how many blocks fit, and the pages of kernels with smaller blocks.
+
+Layouts of a pool in the field's letters, turned into offsets and strides.
 
 A layout names its axes from the outermost to the innermost::
 

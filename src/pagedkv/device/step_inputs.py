@@ -1,8 +1,7 @@
-"""A group's batch in the forms that kernels read: pages of a kernel's block size, lists of pages, blocks of states.
+"""The inputs of a step's attention kernels: views of arrays with fixed addresses, whose content changes each step.
 
-A few tensor operations per group; none of them reads a number back from the device.
-
-The inputs of a step's attention kernels: views of arrays with fixed addresses, whose content changes each step.
+A group's batch has the forms that kernels read: pages of a kernel's block size, lists of pages, blocks of states. They
+are a few tensor operations per group; none of them reads a number back from the device.
 """
 
 from collections.abc import Mapping, Sequence

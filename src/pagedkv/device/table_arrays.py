@@ -9,6 +9,8 @@ All addresses are fixed, so that both kernels can be captured in a CUDA graph: t
 buffer, and every size, from memory. ``NOW`` is the number of the packet that is being applied. Index entries have the
 number of their packet, and entries with an earlier number are ignored, so that they need not be cleared.
 
+The other forms of table entries are here too:
+
 StagedWrites: table entries that calls stage row by row, until they are packed like a plan's table writes.
 
 Plans with more table entries than fit into a staging buffer: the entries are applied first, from further buffers.

@@ -1,11 +1,9 @@
-"""Many copies between host and device by one call to the driver, executed by the copy engine.
+"""Transfers: copying, zeroing and swapping blocks, and writing a step's tokens to their slots.
 
-``cuMemcpyBatchAsync`` (CUDA 12.8) takes arrays of addresses, so that blocks of 2 MiB are copied as fast as one long
-range. With one call for each block the bus would be idle between the copies. Torch does not offer the call, so it is
-made directly to the driver's library, which every working GPU has. With an older driver, each copy is a call of its
-own.
-
-Transfers: copying, zeroing and swapping blocks, and writing a step's tokens to their slots.
+Many copies between host and device are one call to the driver, executed by the copy engine. ``cuMemcpyBatchAsync``
+(CUDA 12.8) takes arrays of addresses, so that blocks of 2 MiB are copied as fast as one long range. With one call for
+each block the bus would be idle between the copies. Torch does not offer the call, so it is made directly to the
+driver's library, which every working GPU has. With an older driver, each copy is a call of its own.
 
 Copies on write and zeroing are kernels in the current stream. Swaps use the copy engine, in a stream of their own that
 first waits for earlier work in the current stream; a :class:`CopyTicket` shows when they have ended. Blocks of a pool

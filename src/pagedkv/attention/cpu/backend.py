@@ -2,23 +2,123 @@
 
 Keys in 32-bit floats of a sequence with one query are read in place; the keys of all other sequences are gathered. A
 step in which all sequences decode gathers no keys.
+
+Compiled loops take a layer's keys, or values, as the pool's elements in one flat array, and strides.
+
+The flat array is contiguous for every layout of the pool, and so are the elements of one key, so loops are vectorised.
+Element c of head h of the token at offset t of block b is at ``base + b * block + t * token + h * head + c``.
+
+Prompts are computed by torch's SDPA for each sequence, on keys gathered from its blocks. If a layer has a soft cap or
+sinks, which SDPA does not support, scores are computed explicitly.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata, require_layers
-from pagedkv.attention.cpu.backend import LayerMemory, attend_to
 from pagedkv.attention.cpu.decode import decode_attention, write_tokens
-from pagedkv.attention.reference import gather, spans
+from pagedkv.attention.reference import Span, gather, seen_keys, spans
+from pagedkv.contract.arrays import Int64Array
 from pagedkv.device import KVStorage
 from pagedkv.device.kernels.inputs import TokenSide
 from pagedkv.device.kernels.reference import write_tokens as write_tokens_plainly
+from pagedkv.errors import ConfigurationError
 
-__all__ = ["CPUBackend"]
+__all__ = ["CPUBackend", "LayerMemory", "attend_to"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMemory:
+    """Location of a layer's keys or values.
+
+    Args:
+        blocks: the view of the storage, ``[num_blocks, block_size, heads, dim]``.
+        strides: int64 ``[4]``, in elements: base, block, token, head.
+        pool: the pool's bytes.
+    """
+
+    blocks: torch.Tensor
+    strides: Int64Array
+    pool: torch.Tensor
+
+    @classmethod
+    def of(cls, storage: KVStorage, group: int, blocks: torch.Tensor) -> "LayerMemory":
+        """Describe a view of the storage. Raises ConfigurationError if the elements of a key are not contiguous."""
+        if blocks.stride(3) != 1:
+            raise ConfigurationError(
+                f"group {group} is laid out with {blocks.stride(3)} elements between those of one key: put C last"
+            )
+        strides = np.array([blocks.storage_offset(), *blocks.stride()[:3]], np.int64)
+        return cls(blocks, strides, storage.pool_of(group).device_bytes)
+
+    def flat(self) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+        """Return the pool's elements. Do not keep the result, since a storage's memory moves when it sleeps."""
+        elements: np.ndarray[tuple[int], np.dtype[np.float32]] = self.pool.view(torch.float32).numpy()
+        return elements
+
+
+def attend_to(
+    layer: AttentionLayer,
+    span: Span,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute attention of one sequence's queries to its gathered keys.
+
+    Args:
+        layer: the layer.
+        span: the sequence.
+        query: ``[queries, heads, key_dim]``.
+        key: ``[keys, key heads, key_dim]``, positions from ``first_key`` on.
+        value: ``[keys, key heads, value_dim]``, likewise.
+        sinks: ``[heads]``, if the layer has sinks.
+
+    Returns:
+        ``[queries, heads, value_dim]``.
+    """
+    query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+    if layer.soft_cap or layer.has_sinks:
+        return _explicit_attention(layer, span, query, key, value, sinks).transpose(0, 1)
+    is_causal = query.shape[1] == key.shape[1] and not (layer.window or layer.chunk)
+    mask = None if is_causal else seen_keys(layer, span, query.device)[None]
+    out = scaled_dot_product_attention(
+        query[None],
+        key[None],
+        value[None],
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=layer.scale,
+        enable_gqa=key.shape[0] != query.shape[0],
+    )
+    return out[0].transpose(0, 1)
+
+
+def _explicit_attention(
+    layer: AttentionLayer,
+    span: Span,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute scores, cap them, and weight the values. All tensors have heads first, ``[heads, queries, dim]``."""
+    repeats = query.shape[0] // key.shape[0]
+    key, value = key.repeat_interleave(repeats, 0), value.repeat_interleave(repeats, 0)
+    scores = query @ key.transpose(1, 2) * layer.scale
+    if layer.soft_cap:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    scores = scores.masked_fill(~seen_keys(layer, span, query.device), -torch.inf).float()
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)], dim=2)
+    weights = torch.softmax(scores, dim=2)[:, :, : key.shape[1]]
+    return weights.to(value.dtype) @ value
 
 
 @final

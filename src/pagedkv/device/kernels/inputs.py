@@ -1,4 +1,6 @@
-"""The inputs of paged attention kernels: rows, a layer's memory, and lists of a step's work.
+"""The inputs of kernels: of paged attention, tokens and states to be written, and the draws of sampling.
+
+Paged attention takes rows, a layer's memory, and lists of a step's work.
 
 A step's rows are split into independent pieces of work, so that a row's answer is bitwise the same for any other rows
 of the step. Rows of few queries (decoding) are split along their keys: a *tile* is some keys of a row, a *span* is
@@ -18,15 +20,9 @@ The lists are made on the device, from lengths in its memory, once per step for 
 one captured graph can be replayed for any step. The kernels process the lists with as many programs as fit on the
 device.
 
-TokenSide: one tensor of keys, values or latents that a step writes, and its destination.
-
-StateSide: one tensor of recurrent states, in blocks and in the rows of a step.
-
-Draws: the parameters of sampling for kernels, and the noise for each token.
-
-Scores are perturbed by noise that depends only on seed, sample, position and token id, and the largest sum gives the
-token (E. J. Gumbel, 1954). The noise is a hash: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, OOPSLA 2014), a counter
-and a mixing function::
+Draws are the parameters of sampling, and the noise for each token. Scores are perturbed by noise that depends only on
+seed, sample, position and token id, and the largest sum gives the token (E. J. Gumbel, 1954). The noise is a hash:
+SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, OOPSLA 2014), a counter and a mixing function::
 
     key(seed, sample, position) = word(word(word(seed, 0), sample), position)
     word(key, counter)          = mix(key + (counter + 1) * GAMMA)

@@ -1,20 +1,8 @@
 """The kernels in plain torch: used on a CPU, and as the reference in tests of the Triton kernels.
 
-Attention over blocks in plain torch: gathers the keys that each row sees, with an explicit softmax.
-
-Whole blocks in plain torch: copied from one pool's memory to another's, or zeroed.
-
-Noise and draws in plain torch: every token is perturbed.
-
-Filters in plain torch: every row is sorted.
-
-Lists of a step's attention work in plain Python, defined by :mod:`pagedkv.device.kernels.inputs`.
-
-Recurrent states in plain torch: read from blocks for the rows of a step, and written back.
-
-Block tables in plain torch: a packet is pulled, its entries are written to the tables, and slots are computed.
-
-Tokens in plain torch: a step's keys, values or latents are written to their slots.
+In this order: attention, which gathers the keys that each row sees; whole blocks, copied or zeroed; noise and draws;
+filters, which sort every row; lists of a step's attention work, defined by :mod:`pagedkv.device.kernels.inputs`;
+recurrent states; block tables, to which a packet's entries are written; a step's tokens, written to their slots.
 """
 
 from collections.abc import Iterator, Sequence
