@@ -10,15 +10,10 @@ functions with one signature give the same words:
 - ``compress_hardware`` uses the SHA instructions of x86: 33 ns, which is the processor's limit for one chain
   (32 dependent instructions of 4 cycles). It is None where the instructions are missing.
 
-``compress`` is the faster one. Code compiled for this machine's processor contains only that one; code for a class of
-processors contains both, and chooses when it runs (``sha_instructions.py``).
-
-Whether the processor has the SHA instructions of x86, decided when code is compiled or when it runs.
-
-Code compiled for this machine's processor decides when it is compiled. Code for a class of processors
-(:mod:`pagedkv.compilation.targets`), some of which have the instructions, decides when it runs: it reads a byte
-that each process writes once. The byte is a named symbol, resolved when code is loaded, so that code on disk contains
-no address of a process.
+``compress`` is the faster one. Code compiled for this machine's processor contains only that one. Code for a class of
+processors (:mod:`pagedkv.compilation.targets`), some of which have the instructions, contains both and chooses when it
+runs: it reads a byte that each process writes once. The byte is a named symbol, resolved when code is loaded, so that
+code on disk contains no address of a process.
 """
 
 import ctypes

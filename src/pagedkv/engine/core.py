@@ -93,7 +93,7 @@ class EngineCore:
         ranks: the processes that share the model's heads; None: this process has the whole model.
         whole: for tiers at rank 0, what was known of the model before it was split; None: there are no tiers.
         draft: a model that proposes tokens, whose groups are the last ones of ``groups``
-            (:func:`~pagedkv.engine.drafting.paired`); None: there is none.
+            (:func:`~pagedkv.engine.drafter.paired`); None: there is none.
 
     Attributes:
         space: the block space; to be read only.

@@ -1,43 +1,4 @@
-"""A draft model: how it is joined to its target, its passes through a step, and the drafts that it draws.
-
-Two models on one space: whether a draft model fits a target, and the groups of both, the target's first.
-
-A draft model cannot change an answer. So it is refused only if its drafts cannot be compared with the target's tokens,
-or cannot be computed.
-
-The passes of a draft model through a step whose drafts are not known: which tokens each pass computes.
-
-The first pass computes all known tokens: chunks of prompts, the token that each row decodes, and drafts from other
-sources. Pass ``n`` computes the ``n``-th draft of each row that has so many. The last draft of a row is computed as
-well, though no draft follows it. So the draft model's keys and values are written for every position of the plan, and a
-prefix that another request hits has no gaps::
-
-    row, its range       0: [ t ? ? ? )        1: [ p p p p )       2: [ t ? )
-    pass 0, its tokens        t                      p p p p              t        then a draft after each t
-    pass 1                      ?                                           ?      then a draft in row 0
-    pass 2                        ?                                                then a draft in row 0
-    pass 3                          ?                                              then no draft
-
-PassBuffers: the metadata of a draft model's passes, at fixed addresses, so that graphs can read it.
-
-A pass has some rows of a step, and some of their tokens. These rows come first, and padding follows them::
-
-    places    | row 1 | row 4 | row 5 |   -   |   -   |      ranges of the others are empty
-    tokens    |   t   |   t   |   t   |   0 ...              slots of the others are -1: they are written nowhere
-
-Drafter: runs the draft model over the tokens of a step, and draws the drafts of the step.
-
-Drafts are sampled like the target's tokens: with the parameters of the row, and with noise from its seed, sample,
-position and token (:mod:`~pagedkv.engine.sampling.drawing`). So a draft equals the target's token wherever the
-scores of both models lead to the same choice. If both models are equal, all drafts are accepted at any temperature.
-
-Drafts stay on the device between passes. The host waits for them once a step, or once a pass if the parameters of a row
-depend on earlier tokens (penalties, bad words, minimum lengths).
-
-On a GPU the passes are CUDA graphs, as the target's steps are (:mod:`~pagedkv.engine.captured_passes`). The
-metadata of each pass is copied to buffers first, which the graphs of all sizes read.
-
-A draft model: a smaller decoder that proposes tokens, which a step of the target model verifies.
+"""A draft model: a smaller decoder that proposes tokens, which a step of the target model verifies.
 
 The *target* is the model that the answers come from. The layers of the draft model are further groups of the same block
 space. So one plan and one update of the block tables serve both models, and hits, forks, preemptions and copies on
@@ -52,10 +13,36 @@ write apply to both caches together::
            target     computes the plan, drafts included
            sample     a token for each draft's position, and one more; the scheduler accepts the drafts that equal them
 
-Modules: ``pairing`` checks that two models fit and joins their groups; ``passes`` lists the tokens of each pass of the
-draft model; ``pass_buffers`` holds the metadata that captured passes read; ``drafter`` runs the passes and draws the
-drafts. Drafts do not change answers: a draft is accepted only if the target samples the same token
-(:mod:`~pagedkv.engine.answering`).
+A draft model cannot change an answer: a draft is accepted only if the target samples the same token
+(:mod:`~pagedkv.engine.answering`). So it is refused only if its drafts cannot be compared with the target's tokens, or
+cannot be computed.
+
+The draft model passes several times through a step whose drafts are not known. The first pass computes all known
+tokens: chunks of prompts, the token that each row decodes, and drafts from other sources. Pass ``n`` computes the
+``n``-th draft of each row that has so many. The last draft of a row is computed as well, though no draft follows it. So
+the draft model's keys and values are written for every position of the plan, and a prefix that another request hits has
+no gaps::
+
+    row, its range       0: [ t ? ? ? )        1: [ p p p p )       2: [ t ? )
+    pass 0, its tokens        t                      p p p p              t        then a draft after each t
+    pass 1                      ?                                           ?      then a draft in row 0
+    pass 2                        ?                                                then a draft in row 0
+    pass 3                          ?                                              then no draft
+
+In the metadata of a pass (:class:`PassBuffers`) the rows that it has come first, and padding follows them::
+
+    places    | row 1 | row 4 | row 5 |   -   |   -   |      ranges of the others are empty
+    tokens    |   t   |   t   |   t   |   0 ...              slots of the others are -1: they are written nowhere
+
+Drafts are sampled like the target's tokens: with the parameters of the row, and with noise from its seed, sample,
+position and token (:mod:`~pagedkv.engine.sampling.drawing`). So a draft equals the target's token wherever the
+scores of both models lead to the same choice. If both models are equal, all drafts are accepted at any temperature.
+
+Drafts stay on the device between passes. The host waits for them once a step, or once a pass if the parameters of a row
+depend on earlier tokens (penalties, bad words, minimum lengths).
+
+On a GPU the passes are CUDA graphs, as the target's steps are (:mod:`~pagedkv.engine.captured_passes`). The
+metadata of each pass is copied to buffers first, which the graphs of all sizes read.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Explaining a miss: where a prompt's hit ends, which group ends it, and what happened to the block that it lacks.
 
-It changes nothing. Cached blocks are compared themselves; for evicted ones the pool's ghosts record the cause
+Asking changes nothing. Cached blocks are compared themselves; for evicted ones the pool's ghosts record the cause
 (:mod:`pagedkv.blocks.ghosts`), and if ghosts were forgotten, "never stored" becomes "unknown". There are three
 passes, each of which makes a value from the result of the one before::
 
@@ -31,27 +31,9 @@ block that a group lacks is the first of these that applies::
 
 Tokens are compared only with content under the same keys, so that no answer reveals the prompts of another tenant.
 
-The first pass: which group could not serve a hit of some length, and which block it lacks for it.
-
-The second pass: what happened to the block that ends a hit, by the first cause of the list that applies.
-
-The input of an explanation, a prompt and its hit, and the values that its passes make.
-
-The third pass: the cause for each token that does not hit, in runs of equal cause.
-
-The passes in their order: for ``BlockSpace.explain``, for observers, and for a prompt that is given a row.
-
-Digests of a prompt's blocks, for any extra keys: keys that no block carries have no id.
-
-Recorded explanations: why each request's hit ended, as it was when the request was admitted.
-
-Owns one record a row, and a ring of the records of earlier sequences. They exist only if
-:attr:`SpaceConfig.explain <pagedkv.SpaceConfig>` is set. A row's record stays when the row is freed, and moves into the
-ring when the row is given to another sequence, so freeing costs nothing.
-
-The fate of a prompt's missing blocks: their ghosts, and the content that is cached in their place.
-
-Nothing here changes any state, except for the record of a newly admitted row.
+If :attr:`SpaceConfig.explain <pagedkv.SpaceConfig>` is set, why a request's hit ended is also recorded when it is
+admitted: one record a row, and a ring of the records of earlier sequences. A row's record stays when the row is freed,
+and moves into the ring when the row is given to another sequence, so freeing costs nothing.
 """
 
 from itertools import groupby, pairwise

@@ -8,9 +8,8 @@ If a full-attention group of equal block size is there, its links give the block
 the prompt's own blocks are forgotten. Blocks that continue them cannot be hit without such a group, unless a window
 holds all that is read.
 
-Releasing the device's memory, for an engine that sleeps or lends its memory to training: all content is lost.
-
-Host memory stays as it is: swapped-out sequences can be swapped in once there is device memory again.
+An engine that sleeps, or lends its memory to training, releases the device's memory: all content there is lost. Host
+memory stays as it is, and swapped-out sequences can be swapped in once there is device memory again.
 """
 
 import numpy as np

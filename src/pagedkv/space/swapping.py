@@ -3,8 +3,6 @@
 Content that the destination holds already is shared there, not copied: blocks that a swapped-out prefix left in the
 device's prefix cache, and blocks that another sequence has brought to the host. Host blocks stay cached until evicted.
 
-Swapping: the records of moves of sequences between a device pool and its host pool, in either direction.
-
 A block that several of the moved rows share is moved once, and shared again on the other side. Content that is already
 on the other side (its *twin*: a full block of the same chain, named there) is shared instead of moved. Source and
 destination of a move are held for the open step, in which the move is carried out.

@@ -22,16 +22,6 @@ Two passes find what is bad, and change nothing. Then the blocks are unnamed, an
                                                     -> rows that hold that
 
 Cost: O(blocks + rows x blocks of a row) a round.
-
-The first pass: named blocks and rows with the bad blocks, or with blocks that begin with the same tokens.
-
-The action: once it is known what is bad, blocks are unnamed and rows are lost.
-
-The second pass: from rows to digests, from digests to the blocks that continue them, and from there to more rows.
-
-The values of a withdrawal: the bad blocks, what they have spoilt so far, and all of it; and look-ups of rows.
-
-The continuations of bad content: all named blocks that are reached from it by links from parent to child.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
