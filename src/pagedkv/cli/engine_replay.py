@@ -1,16 +1,9 @@
-"""A trace on the virtual clock and by the engine, in the same steps.
-
-A trace for an engine: requests that fit its model, and a sampler that returns the trace's answers.
-
-The model computes every token, but its own choice is dropped. So the engine's work is that of the trace, step by step,
-for any weights. The caller decides when a request arrives.
-
-``pagedkv replay --engine``: a trace on the virtual clock, and by a model in the same steps.
+"""``pagedkv replay --engine``: a trace on the virtual clock, and by the engine in the same steps.
 
 The simulation runs first and records before which step each request arrived. The engine then gets the same requests
 before the same steps, with the same pools, limits and rules; with ``--overlap`` the steps of both overlap. Its answers
-are the trace's: the model computes every token, but its own choice is dropped. So hits, preemptions and recomputed
-tokens must agree exactly, and the measurement is the time of the steps.
+are the trace's: the model computes every token, but its own choice is dropped. So its work is that of the trace for any
+weights. Hits, preemptions and recomputed tokens must agree exactly, and the measurement is the time of the steps.
 
 Tokens of a trace are taken modulo the model's vocabulary, for both. Seconds are predicted by ``--cost-model``, or else
 by a cost model that is measured beforehand, on separate steps::

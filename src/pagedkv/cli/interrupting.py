@@ -1,11 +1,10 @@
-"""Exit codes; Ctrl-C and SIGTERM: both end a command with one sentence, and only the exit code differs.
-
-Exit codes of commands, and the messages of commands that are interrupted before they begin. Needs no extra.
-
-Ctrl-C and SIGTERM: both end a command with one sentence; only the exit code differs.
+"""Ctrl-C and SIGTERM: both end a command with one sentence, and only the exit code differs.
 
 By default, both raise: Ctrl-C as always, SIGTERM a :class:`Terminated`, which every handler of Ctrl-C handles too. Some
 work handles them between steps instead, so that its results so far are whole. Some work ends at once.
+
+The exit codes of all commands are here, and the messages of commands that are interrupted before they begin. The module
+needs no extra.
 """
 
 import os

@@ -1,16 +1,8 @@
-"""Output files and what is recorded in them: written whole or not at all, as JSON, compressed, with the command.
-
-The command as typed, recorded in results.
-
-Output files that are written whole or not at all.
+"""Output files of commands: written whole or not at all, as JSON or compressed; the command that they record.
 
 The content goes to a temporary file in the same folder, which then replaces the target in one step. At any time a
 reader sees the old file or the new one. ``-`` is the standard output. It receives the content at once, as do devices
 and pipes.
-
-Results for programs: a JSON file that is written whole or not at all. ``-`` is the standard output.
-
-Traces that are compressed while they are written, if their name ends in .gz.
 """
 
 import json

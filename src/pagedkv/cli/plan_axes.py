@@ -1,16 +1,12 @@
-"""The compared values of a plan: as typed, and the settings made of them, with prices.
+"""The compared values of a plan: lists as typed, the settings made of them, and the cost of their tokens.
 
-Reading the values of axes, as typed in lists.
+Each setting has the names of its values. The other values of each axis are compared with its first. If a single number
+of GPUs or GiB is given, half and twice as many are tried as well, if the weights and a prompt fit. With replicas, each
+has exactly the given number.
 
-The cost of tokens, by prices that the user types, in any currency; no prices are downloaded.
-
-The cost is the number of a setting's GPUs times the price of one for an hour, divided by the tokens of good answers
-that it sustains in an hour. Without a sustained load there is no cost.
-
-The compared values: lists as typed, and the settings made of them, each with the names of its values.
-
-The other values of each axis are compared with its first. If a single number of GPUs or GiB is given, half and twice as
-many are tried as well, if the weights and a prompt fit. With replicas, each has exactly the given number.
+The user types the prices, in any currency; no prices are downloaded. The cost is the number of a setting's GPUs times
+the price of one for an hour, divided by the tokens of good answers that it sustains in an hour. Without a sustained
+load there is no cost.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,10 +1,7 @@
-"""ReplayPage: the inspector's page over a replay, from the first request until Ctrl-C.
+"""The inspector's page over a replay, from the first request until Ctrl-C.
 
-ReplayFollower: reports the requests and steps of a replay to the inspector, and holds the replay to its pace.
-
-Pace: lets virtual time pass at a speed of this machine's time, and runs work of another thread meanwhile.
-
-::
+The replay reports its requests and steps to the inspector, and is held to a pace: virtual time passes at a speed of
+this machine's time. Work of other threads runs meanwhile::
 
     replay      | step |   hold   | step | hold | step |    hold     |
     calls                ^  ^^                              ^           run within a hold, between two steps

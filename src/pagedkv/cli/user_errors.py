@@ -13,11 +13,10 @@ SIGTERM                                               143
 
 Anything else is a fault of this library and keeps its traceback.
 
-Options in place of the library's names: the library's messages have parameters in backquotes.
-
-The library does not use option names: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. A
-message that refuses an argument begins with its parameter, without backquotes: ``block_size must be at least 1, got
-0``. A command passes all messages of the library, errors and notes, through :func:`as_typed`.
+The line has options in place of the library's names. The library does not use option names; its messages have
+parameters in backquotes: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. A message that
+refuses an argument begins with its parameter, without backquotes: ``block_size must be at least 1, got 0``. A command
+passes all messages of the library, errors and notes, through :func:`as_typed`.
 """
 
 import re

@@ -1,14 +1,10 @@
 """The documents of replays, curves and plans, as plain dicts, as reports read them.
 
-Texts on shared pages, without folders of the machine that made them.
-
-The input of a report: the documents of a replay and of a capacity curve, as plain dicts.
-
 These types name the fields that the report reads; other fields are ignored. docs/replay.md explains each field. The
 module depends neither on the code that measures nor on the code that shows them, and imports only the standard library,
 so that readers of files can check a document against these types without the ``report`` extra.
 
-The document of ``pagedkv plan --json``, as a plain dict; see :mod:`pagedkv.report.documents`.
+Texts on shared pages are shown without the folders of the machine that made them.
 """
 
 import re

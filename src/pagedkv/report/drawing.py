@@ -1,9 +1,7 @@
 """The elements of a page: tiles, tables, plots and sections. They are values; the template decides their appearance.
 
-Texts are plain and are escaped by the template. Only ``svg`` is markup, and only
-this module makes it.
-
-Drawings: matplotlib's SVG, turned into a part of a page that follows the page's theme.
+Texts are plain and are escaped by the template. Only ``svg`` is markup, and only this module makes it: matplotlib's
+SVG, turned into a part of a page that follows the page's theme.
 
 Colours, line styles and SVG are here. matplotlib draws in sentinel colours, which become CSS variables (``--ink``,
 ``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``); the page defines them, light and dark. Text stays text,

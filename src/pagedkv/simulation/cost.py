@@ -1,10 +1,9 @@
 """The duration of one step of an engine, as a function of its work; GPUs, and models on them.
 
-All are pure functions without a clock. A replay computes the seconds of a step, and advances its own clock by them.
+There is no clock here. A replay computes the seconds of a step, and advances its own clock by them.
 
-Seconds of one step of an engine, from counts of its work: a roofline (Williams et al., 2009).
-
-A step does arithmetic and reads memory, and the two overlap; the longer of them counts::
+The seconds are those of a roofline (Williams et al., 2009). A step does arithmetic and reads memory, and the two
+overlap; the longer of them counts::
 
     step    = fixed_s + max(compute, memory) + num_sequences * sequence_s
     compute = num_new_tokens * token_compute_s
@@ -23,16 +22,14 @@ all experts are equally likely.
 Ignored: writing the new keys and values (small against all weights), the bandwidth between GPUs (``fixed_s`` has only
 the delay of each exchange), the imbalance of experts and of GPUs, and the lower efficiency of small batches.
 
-CostOrigin: the source of a cost model's seconds, which readers of figures need to judge them.
-
-There are three kinds: computed from a GPU's data sheet; fitted to measured steps (``pagedkv calibrate`` writes the
-error of the fit into its file); or stated by a file or a name without a measurement. The origin is separate from the
-model, since models with equal parameters may have different origins.
+Readers of figures need the source of the seconds to judge them. There are three kinds: computed from a GPU's data
+sheet; fitted to measured steps (``pagedkv calibrate`` writes the error of the fit into its file); or stated by a file
+or a name without a measurement. The origin is separate from the model, since models with equal parameters may have
+different origins.
 
 Published peak rates of GPUs are the manufacturer's, from the data sheets named beside each entry: *dense* BF16
 operations (data sheets print twice as many, for weights of which half are zero), memory bandwidth, and the host link in
-one direction (they print the sum of both). :class:`~pagedkv.simulation.cost.Assumptions` has the shares of them that
-programs reach.
+one direction (they print the sum of both). :class:`Assumptions` has the shares of them that programs reach.
 
 A cost model, and the memory left for keys and values, follow from a model's memory and a GPU's published numbers. Work
 and memory are assumed to be split evenly over the GPUs (tensor parallelism)::
@@ -47,16 +44,13 @@ Two operations a parameter and token (Kaplan et al., 2020, section 2.1); two all
 Not modelled: models whose keys cannot be split (fewer key heads than GPUs, latent attention) have copies on each GPU;
 arithmetic in FP8 is counted at the BF16 rate.
 
-Cost models by name: pairs of a model and the hardware that serves it, and two simple ones for trying things out.
+Cost models have names: pairs of a model and the hardware that serves it, and two simple ones for trying things out. A
+pair is written ``model/gpu`` or ``model/8xgpu``. Any model preset with any GPU of the table is a name; the pairs listed
+here are those with published figures.
 
-A pair is written ``model/gpu`` or ``model/8xgpu``. Any model preset with any GPU of the table is a name; the pairs
-listed here are those with published figures.
-
-Reads a CostModel from a name or a JSON file.
-
-A file has one JSON object with exactly the fields of :class:`~pagedkv.simulation.cost.CostModel`, and its
-calibration if there is one. A missing or misspelt field is an error, since it would silently cost nothing. Every fault
-is a ConfigurationError with the file, the key and a remedy.
+A file of a cost model has one JSON object with exactly the fields of :class:`CostModel`, and its calibration if there
+is one. A missing or misspelt field is an error, since it would silently cost nothing. Every fault is a
+ConfigurationError with the file, the key and a remedy.
 """
 
 import re

@@ -16,11 +16,9 @@ Waste is slots without a token: in the blocks in use, in blocks of other sizes, 
 three reservations are those of the systems to which PagedAttention is compared (Kwon et al., SOSP 2023, sections 3.1
 and 6.1: Orca with an oracle, with powers of two, and with the maximum length). Each figure is a mean over decode steps.
 
-RequestLog: the times and hits of each request, in place of all meters.
-
-It takes 44 bytes a request. Times between tokens are counted in a histogram with bins 1 % wide, since there is one time
-for every token; they are the seconds of decoding steps. A preemption is not included in them, but in the time per token
-of its request.
+A :class:`RequestLog` takes the place of all meters where the times and hits of each request suffice, in 44 bytes a
+request. Times between tokens are counted in a histogram with bins 1 % wide, since there is one time for every token;
+they are the seconds of decoding steps. A preemption is not included in them, but in the time per token of its request.
 """
 
 import math

@@ -8,12 +8,11 @@ The caller runs the loop, and so controls progress, limits and interruption::
     server.finish()
     print(server.result())
 
-A live view follows it, which lets virtual time pass at a speed of its own (:meth:`VirtualServer.follow`).
+A live view follows it, which lets virtual time pass at a speed of its own (:meth:`VirtualServer.follow`), and sees its
+requests from arrival to end (:class:`RequestsUnderWay`).
 
 The result consists of plain numbers. The requests and the configuration alone determine it, so it is equal on every
 run. It has no times of the machine that ran it.
-
-RequestsUnderWay: the requests of a replay from arrival to end, for live views: hits, their ends, preemptions.
 """
 
 from collections.abc import Iterable, Mapping, ValuesView

@@ -1,40 +1,25 @@
 """Tiers of a simulation: the production store core, on media with a bandwidth and a latency, on the virtual clock.
 
-Which entries are loaded, computed and offered is decided by :mod:`pagedkv.tiers`, as in an engine.
-
-SimulatedTier: a tier of the planner, by its size and the speed of its medium. Its entries have no content.
-
-Defaults of a host tier are those of pinned memory behind one GPU on PCIe 5: ``benchmarks/engine/tier_copies.py`` copied
-entries of eight 2 MiB blocks at 52.8 GB/s to an H100 and at 54.9 GB/s from it. Those of a disk are round figures of a
-data-centre disk on PCIe 3 with four lanes, whose bus carries 3.94 GB/s; the data sheet of Samsung's PM983 has 85 us for
-a random read. No disk was measured for them.
-
-Medium: durations of reads and writes, which run one after the other in each direction.
-
-::
-
-    reads    | read 1 | read 2 |   ..latency      a read ends its latency after its last byte
-    writes   | write 1     | write 2 | ..latency  at the same time as reads, as on PCIe
-
-Deletes take no time.
-
-NoBytes: copies of blocks without content. One byte represents a block.
-
-VirtualStore: a store core and a medium on the virtual clock. An entry is a key and a number of bytes.
-
-It replaces an engine's :class:`~pagedkv.tiers.TierStore`, whose threads carry actions out. Here the medium computes the
-time at which an action ends, and :meth:`VirtualStore.advance` reports the ends up to a time, in their order.
-
-The tiers of a simulation, for the virtual clock. The code of an engine decides about loads and offers.
-
-::
+Which entries are loaded, computed and offered is decided by :mod:`pagedkv.tiers`, as in an engine::
 
     scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
     before a step          before_step(now)           actions of the media end, and loads whose answers have come
     after a step           after_step(...)            prompts and answers are offered
     nothing to compute     next_event_s()             the clock advances to the next end of an action
 
-The figures of a simulation's tiers, for JSON.
+A tier has a size and the speed of its medium. Defaults of a host tier are those of pinned memory behind one GPU on PCIe
+5: ``benchmarks/engine/tier_copies.py`` copied entries of eight 2 MiB blocks at 52.8 GB/s to an H100 and at 54.9 GB/s
+from it. Those of a disk are round figures of a data-centre disk on PCIe 3 with four lanes, whose bus carries 3.94 GB/s;
+the data sheet of Samsung's PM983 has 85 us for a random read. No disk was measured for them.
+
+Reads and writes of a medium run one after the other in each direction, and deletes take no time::
+
+    reads    | read 1 | read 2 |   ..latency      a read ends its latency after its last byte
+    writes   | write 1     | write 2 | ..latency  at the same time as reads, as on PCIe
+
+An entry has no content: it is a key and a number of bytes, and one byte represents a block. :class:`VirtualStore`
+replaces an engine's :class:`~pagedkv.tiers.TierStore`, whose threads carry actions out. Here the medium computes the
+time at which an action ends, and :meth:`VirtualStore.advance` reports the ends up to a time, in their order.
 """
 
 import heapq

@@ -10,21 +10,11 @@ If steps overlap, a step is scheduled when the previous one begins, and begins w
     scheduled   1, 2           3              4             each but the first without the tokens of the step before it
     finished                   1              2
 
-QueueFile: keeps requests far back in the queue in a file, so that a very long queue takes no memory.
-
 Under more load than a machine can serve, its queue grows as long as the trace. Scheduling depends only on the head of
-the queue. The rest is written to a private temporary file, and read in its turn.
+the queue. So the rest is written to a private temporary file, and read in its turn.
 
-StepMeters: what a virtual clock notifies of each event; MeterPair: two of them as one.
-
-Answers of the trace in place of a sampler's.
-
-Outputs of the requests under way, concatenated in one array, to gather tokens of many requests at once.
-
-A sampler of known tokens: the outputs of the trace, and the parent of each beam.
-
-It replaces a model. Tokens of requests that decode together are laid out for many steps ahead, so that a step takes one
-row of an array.
+A sampler of known tokens replaces a model: it returns the outputs of the trace, and draws the parent of each beam.
+Tokens of requests that decode together are laid out for many steps ahead, so that a step takes one row of an array.
 """
 
 import os

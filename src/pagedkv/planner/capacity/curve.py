@@ -1,21 +1,18 @@
-"""Hits of a trace at each size of the cache, and the causes of its misses.
+"""Hits of a trace at each size of the cache, the causes of its misses, and the memory that it needs.
 
-:func:`measure_curve` makes a ``CapacityCurve``. Between the hits of a policy and 1 lie three gaps, as shares of all
-references::
+Between the hits of a policy and 1 lie three gaps, as shares of all references::
 
     0            LRU            optimum            ideal                       1
     |--- hits ---|-- policy gap --|-- capacity gap --|---- content ceiling ----|
                   a better policy    a larger cache    none: content is new
 
-MemoryNeed: how much KV memory a trace needs, in blocks and GiB, in the same words wherever it is told.
-
-Two sizes answer the question. Requests in flight need their blocks at the peak: with less memory they wait or are
+How much KV memory a trace needs is told in blocks and GiB, in the same words everywhere (:class:`MemoryNeed`). Two
+sizes answer the question. Requests in flight need their blocks at the peak: with less memory they wait or are
 preempted. The cache needs more: the least capacity at which LRU has 99 % of the hits of an unbounded cache.
 
-Hits of tiers below a cache of each capacity: what the device does not have, and a store core still does.
-
-As in :mod:`pagedkv.planner.capacity`, prompts come one at a time and take no time. There is no clock, so a load always
-pays and takes no time, and a store writes at once. An entry is one block of the trace (an engine's has up to eight)::
+Tiers below a cache (:class:`TierCurve`) hit what the device does not have, and a store core still does. As in
+:mod:`pagedkv.planner.capacity`, prompts come one at a time and take no time. There is no clock, so a load always pays
+and takes no time, and a store writes at once. An entry is one block of the trace (an engine's has up to eight)::
 
     prompt:  | hits of the device | in host memory | on disk | computed ...
     then:    all its blocks, as far as the capacity holds them, are offered to every tier

@@ -1,14 +1,11 @@
-"""Hits of an eviction policy at one capacity, through the production block space, for a model of several groups.
+"""Hits of a trace's prompts in the memory of a model: hits against GiB, group by group, through the production space.
 
 A prompt hits as far as every group allows: a window, if the blocks before the hit's end are cached; a state, if one is
-kept there (:mod:`pagedkv.space.matching`). Stack distances cannot predict that, so each capacity is replayed
-request by request: a prompt is matched, computed in chunks as in engines, so that its windows slide, and freed.
-
-Hits of a trace's prompts in the memory of a model: hits against GiB, group by group, through the production space.
-
-In a model with windows or states, a prompt hits less than its cached blocks. Its hit depends on the window blocks that
-the space keeps (docs/decisions/0015). Stack distances and the optimum cannot predict that. So the result has the hits
-of policies, bounded by those of an unbounded cache.
+kept there (:mod:`pagedkv.space.matching`). So in a model with windows or states a prompt hits less than its cached
+blocks, and its hit depends on the window blocks that the space keeps (docs/decisions/0015). Stack distances and the
+optimum cannot predict that. So each capacity is replayed request by request: a prompt is matched, computed in chunks as
+in engines, so that its windows slide, and freed. The result has the hits of policies, bounded by those of an unbounded
+cache.
 
 :func:`rehearse` measures the curves of a tiny trace, so that all their loops are compiled.
 """

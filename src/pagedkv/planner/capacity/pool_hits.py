@@ -1,30 +1,23 @@
-"""Hits of a policy by a production pool, several points side by side.
+"""Hits of a trace in one pool: of a policy by the production pool, of LRU and the optimum without a simulation.
 
-Hits of an eviction policy at one capacity, through the production pool, its eviction and its prefix index.
+A policy is replayed at one capacity, through the production pool, its eviction and its prefix index. The loop does not
+depend on the policy. It looks up the leading blocks of each request by their digests and references them; it acquires
+and names the rest; then it releases all of them, tail first. The production code (:mod:`pagedkv.blocks`) decides which
+blocks are evicted, and in which order.
 
-The loop does not depend on the policy. It looks up the leading blocks of each request by their digests and references
-them; it acquires and names the rest; then it releases all of them, tail first. The production code
-(:mod:`pagedkv.blocks`) decides which blocks are evicted, and in which order.
+Points of a curve are measured in parallel by threads of one process. The compiled loops release Python's lock. Threads
+share the references of the trace, so only the caches take additional memory. Points run in parallel while their caches
+together are no larger than the largest alone, so a curve takes as much memory with many threads as with one.
 
-Points of a curve, measured in parallel by threads of one process.
-
-The compiled loops release Python's lock. Threads share the references of the trace, so only the caches take additional
-memory. Points run in parallel while their caches together are no larger than the largest alone, so a curve takes as
-much memory with many threads as with one.
-
-Hits of LRU and of the optimum at every capacity, without a simulation of the cache.
-
-A Fenwick tree: prefix sums of changing weights, in compiled loops.
-
-Peter Fenwick, "A New Data Structure for Cumulative Frequency Tables", Software: Practice and Experience 24(3), 1994.
+LRU and the optimum are counted without a simulation of the cache, by prefix sums of changing weights: a Fenwick tree
+(Peter Fenwick, "A New Data Structure for Cumulative Frequency Tables", Software: Practice and Experience 24(3), 1994).
 Place i of the tree has the sum of ``i & -i`` weights (the lowest set bit of i), the last of which is number i - 1.
 
-LRU at every capacity at once, by stack distances.
-
-Order all blocks by how recently they were used, and those of one request head first. For every C, a cache of C blocks
-has the first C of this line (Mattson, Gecsei, Slutz and Traiger, "Evaluation Techniques for Storage Hierarchies", IBM
-Systems Journal 9(2), 1970). So a request need not be replayed at each capacity: at capacity C it hits those of its
-blocks that are at place C or before. A block's place on arrival is its *stack distance*.
+LRU is counted at every capacity at once, by stack distances. Order all blocks by how recently they were used, and those
+of one request head first. For every C, a cache of C blocks has the first C of this line (Mattson, Gecsei, Slutz and
+Traiger, "Evaluation Techniques for Storage Hierarchies", IBM Systems Journal 9(2), 1970). So a request need not be
+replayed at each capacity: at capacity C it hits those of its blocks that are at place C or before. A block's place on
+arrival is its *stack distance*.
 
 Proof that this holds here too, after a request for the n blocks R:
 
@@ -45,11 +38,10 @@ of the prompt of ``earlier`` to the front. The rest of that prompt has no gaps, 
 So each row is one range of distances. The range begins at a sum, over requests, of the blocks last used by each. A
 Fenwick tree has those sums; no single block is visited.
 
-The offline optimum: the most hits that a policy with knowledge of the whole trace could have.
-
-It is Belady's MIN ("A Study of Replacement Algorithms for a Virtual-Storage Computer", IBM Systems Journal 5(2), 1966)
-with bypass. After each request the cache keeps at most C of its blocks and the request's: those whose next use comes
-first, and among equal next uses those nearer to the head. Blocks that are never used again are dropped.
+The offline optimum has the most hits that a policy with knowledge of the whole trace could have. It is Belady's MIN ("A
+Study of Replacement Algorithms for a Virtual-Storage Computer", IBM Systems Journal 5(2), 1966) with bypass. After each
+request the cache keeps at most C of its blocks and the request's: those whose next use comes first, and among equal
+next uses those nearer to the head. Blocks that are never used again are dropped.
 
 *What it bounds.* The optimum may keep any C of the cached blocks and the request's blocks; it may drop the request's
 own (bypass). A policy that must hold the blocks of each request, at most the first C, is one of its choices, so that

@@ -1,7 +1,6 @@
 """The blocks to which a trace refers, the tree of their prefixes, and their reuses.
 
-Block ids of prompts as one tree: an id names a block *together with everything before it*, so it has one place.
-
+Block ids of prompts form one tree: an id names a block *together with everything before it*, so it has one place.
 Blocks are numbered 1, 2, ... in the order in which they first appear; 0 is the root, the empty prompt. A prompt is the
 path from the root to its last block, and that block alone identifies it::
 
@@ -13,15 +12,13 @@ So a trace takes memory for its distinct blocks and not for its references. A tr
 many references, since each prompt repeats the conversation. A block takes 18 to 24 bytes: its id, its parent, and its
 number in a hash table with linear probing. A dictionary took a hundred.
 
-References of a trace: each prompt's path in the tree of blocks, its arrival, and the length of its output.
+The references of a trace are each prompt's path in the tree, its arrival, and the length of its output; they are the
+input of every policy. ``ReferenceCollector`` takes the requests one by one, so that its caller controls progress,
+limits and interruption.
 
-``ReferenceCollector`` takes the requests one by one, so that its caller controls progress, limits and interruption.
-``BlockReferences`` is the input of every policy.
-
-Finds blocks that are used again: hits depend on these alone, and they take far fewer rows than the references.
-
-A *reuse* is a block together with two consecutive requests that use it. All blocks reused between the same two requests
-are consecutive on the path that both prompts share, so one row counts them::
+Hits depend only on the blocks that are used again, and these take far fewer rows than the references. A *reuse* is a
+block together with two consecutive requests that use it. All blocks reused between the same two requests are
+consecutive on the path that both prompts share, so one row counts them::
 
     request 0   a b c d
     request 1   a b x            0 -> 1: a b
@@ -31,7 +28,7 @@ In a request with two rows the head was last used by a later request than the ta
 that uses a block uses all blocks before it. Mooncake's conversation trace has 288,500 references, 105,710 reuses of
 blocks, and 16,708 rows.
 
-Requests divided among tenants or windows of time, to count hits by part beside the total.
+Requests can be divided among tenants or windows of time, to count hits by part beside the total.
 """
 
 import shlex

@@ -1,11 +1,7 @@
-"""The engine's metrics page, read at intervals.
+"""The figures of cache and hits on an engine's metrics page, which is read at intervals.
 
-The text of a Prometheus metrics page: lines of names, labels and values.
-
-It reads the text format 0.0.4 and the additions of OpenMetrics (``# EOF``, exemplars, ``_created``). Comments, which
-state types, are skipped.
-
-The figures of cache and hits on an engine's metrics page, which is read at intervals.
+A page is text in Prometheus' format 0.0.4, with the additions of OpenMetrics (``# EOF``, exemplars, ``_created``).
+Comments, which state types, are skipped.
 
 ======================  ==================================================  ==========================================
 figure                  vLLM                                                SGLang

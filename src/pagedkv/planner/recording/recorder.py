@@ -1,30 +1,24 @@
-"""Follows one publisher until it is stopped, and keeps the results.
+"""Follows one publisher until it is stopped: its messages and gaps, the content of blocks, the blocks of each medium.
 
 A message is the next one, or messages before it were missed. Missed messages are requested again if the publisher can
 replay. If it has dropped them, a snapshot of its cache is requested, with which a recording of pagedkv's own publishers
 begins as well. Otherwise they are a :class:`Gap`, and which blocks are stored is then unknown. A message that is not a
 batch of events is a gap as well. If the first message is not one, the endpoint is not a publisher of KV events.
 
-What blocks that events stored contain, and numbers for them.
+A message's number and time determine its place. A publisher numbers its messages from 0, and again from 0 after a
+restart. Where messages have the name of their process (a lifetime), it distinguishes two processes. Else only times do:
+a message that is sent again has its old time; a message of a new process has a later one.
 
-Numbers of messages: a message's number and time determine its place.
+The content of each stored block is known together with everything before it, as far as events show it. An event names
+the block before its first one. If the content of that block is known, so is that of the blocks that follow. If it was
+stored before the recording began, or within a gap, their content stays unknown. Each distinct block takes a digest of
+32 bytes, whatever its size.
 
-A publisher numbers its messages from 0, and again from 0 after a restart. Where messages have the name of their
-process (a lifetime), it distinguishes two processes. Else only times do: a message that is sent again has its old time;
-a message of a new process has a later one.
-
-The content of each stored block, together with everything before it, as far as events show it.
-
-An event names the block before its first one. If the content of that block is known, so is that of the blocks that
-follow. If it was stored before the recording began, or within a gap, their content stays unknown. Each distinct block
-takes a digest of 32 bytes, whatever its size.
-
-The stored blocks of each medium, event by event: their number, and how long they stay.
-
-The figures are exact only in stretches that begin with an empty cache, after the first message of a process or after
-a clear, or with a list of all blocks. A clear empties the device's cache, and with it SGLang's host cache, but no other
-medium. After a gap, or if the recording began in the middle, unknown blocks may be stored and known blocks may be gone.
-Then counting restarts with the blocks stored from there on, and is not exact.
+The stored blocks of each medium are followed event by event: their number, and how long they stay. The figures are
+exact only in stretches that begin with an empty cache, after the first message of a process or after a clear, or with a
+list of all blocks. A clear empties the device's cache, and with it SGLang's host cache, but no other medium. After a
+gap, or if the recording began in the middle, unknown blocks may be stored and known blocks may be gone. Then counting
+restarts with the blocks stored from there on, and is not exact.
 
 Two blocks may have the same content: for equal prompts that end with a block, vLLM computes the last block each time.
 Both are stored and both are removed, so the content is available until the last of them is removed.

@@ -1,25 +1,18 @@
-"""Times of requests: units and clocks, stamps that are spread or generated, and the order of arrival.
+"""Times of requests: units and clocks, missing and coarse times, the order of arrival, windows of recorded time.
 
-Turns arrival times of files into seconds: determines their unit and their origin.
+Arrival times of files become seconds. Each format has a unit. If a file counts from 1970, its first number determines
+the unit instead, since present times in seconds, milli-, micro- and nanoseconds since 1970 differ widely. Dates are
+read as ISO 8601; without a zone they are UTC. A ``time_unit`` that the user states overrides all of this. A gap of a
+year between two requests is refused, since it comes from a change of units or from damage.
 
-Each format has a unit. If a file counts from 1970, its first number determines the unit instead, since present times in
-seconds, milli-, micro- and nanoseconds since 1970 differ widely. Dates are read as ISO 8601; without a zone they are
-UTC. A ``time_unit`` that the user states overrides all of this. A gap of a year between two requests is refused, since
-it comes from a change of units or from damage.
+Arrivals of a file without times are generated; coarse ones are spread over the span of a stamp.
 
-:func:`rebased` shifts a trace to begin at 0 if its clock began long before its first request.
+In all formats, arrivals never decrease. Equal arrivals are allowed, and keep file order. An unsorted trace would send
+requests of a replay into the past. Sorting holds more than one row in memory, so it needs an option.
 
-Arrival times for a file without times or with coarse ones: generated, or spread over the span of a stamp.
-
-The rule about time that all formats share: arrivals never decrease.
-
-Equal arrivals are allowed, and keep file order. An unsorted trace would send requests of a replay into the past.
-Sorting holds more than one row in memory, so it needs an option.
-
-Windows of recorded time, by which figures are divided: the hours of a trace, or times of day.
-
-A window contains the requests that arrived in it. The whole trace is served, so the cache is as warm in each window
-as without windows; only the counts are divided.
+Figures are divided by windows of recorded time: the hours of a trace, or times of day. A window contains the requests
+that arrived in it. The whole trace is served, so the cache is as warm in each window as without windows; only the
+counts are divided.
 """
 
 import math

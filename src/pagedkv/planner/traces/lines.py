@@ -1,23 +1,14 @@
 """Files as numbered lines: plain, gzip, zst, one JSON array, or rows of Parquet.
 
-Kinds of files that are not text, recognised by their first bytes, each with a remedy.
-
-A file compressed by Zstandard, as a stream of its bytes.
-
-Numbered lines of a trace file, plain, gzip or zst, as a stream.
-
-It owns the open file. Every fault of a *file* (missing, a directory, cut short, damaged, not text) becomes a
-:class:`~pagedkv.errors.TraceError` with the line at which reading stopped. At most one line is held in
+:class:`LineReader` owns the open file. Every fault of a *file* (missing, a directory, cut short, damaged, not text)
+becomes a :class:`~pagedkv.errors.TraceError` with the line at which reading stopped. At most one line is held in
 memory.
 
-Splits a JSON array of objects in any layout, one object at a time, since the whole array may not fit in memory.
+A JSON array in any layout is split one object at a time, since the whole array may not fit in memory. Pieces of the
+file may end anywhere. One regular expression finds strings and brackets; the caller parses the objects.
 
-It takes pieces of a file, which may end anywhere. One regular expression finds strings and brackets; the caller parses
-the objects.
-
-Reads the rows of a Parquet file as lines of JSON, so that a Parquet file can have every format of JSON lines.
-
-A row's number serves as its line number. Only a batch of rows is in memory.
+Rows of Parquet become lines of JSON, so that a Parquet file can have every format of JSON lines. A row's number serves
+as its line number. Only a batch of rows is in memory.
 """
 
 import codecs

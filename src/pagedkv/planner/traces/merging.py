@@ -1,7 +1,5 @@
 """The order of requests: sessions interleaved, requests sorted, several logs merged.
 
-Sessions with clocks of their own, merged into one order of arrival.
-
 A trace of sessions has the time of each request within its session, but not the beginnings of the sessions. Here
 session k (from 0, in file order, including those without requests) begins at ``k * interval_s``. A gap between two
 requests of a session may be cut, because long pauses of users would dominate a cache under study.
@@ -9,22 +7,16 @@ requests of a session may be cut, because long pauses of users would dominate a 
 A heap holds the next request of each session under way. Sessions are read only until the next one begins after the
 earliest request in the heap, so memory is that of the sessions that overlap.
 
-Requests of a trace that may not fit in memory, sorted by arrival: an external merge sort.
-
-Requests are gathered up to a bound, sorted, and written to a temporary file as a *run*; then the runs are merged. Both
-steps are stable, and runs are merged in the order of reading, so equal arrivals keep their order. The temporary files
-have no names: they vanish with the process, however it ends. They lie in the folder of the environment variable TMPDIR,
-or in the system's folder for such files.
-
+Requests that may not fit in memory are sorted by an external merge sort. They are gathered up to a bound, sorted, and
+written to a temporary file as a *run*; then the runs are merged. Both steps are stable, and runs are merged in the
+order of reading, so equal arrivals keep their order. The temporary files have no names: they vanish with the process,
+however it ends. They lie in the folder of the environment variable TMPDIR, or in the system's folder for such files.
 Source: Knuth, "The Art of Computer Programming", volume 3, section 5.4 (external sorting).
 
-Merges several logs into one trace: their requests on one clock, each with the tenant of its log.
-
-Files share a clock if all count from 1970, or if none does; then each clock begins with its file. A mixture of the two
-is refused, unless all files are to begin together. Equal arrivals come in the order of the files.
-
-Block ids of different files are made distinct, unless the files share one numbering. Tokens and texts are compared
-across files.
+Several logs become one trace: their requests on one clock, each with the tenant of its log. Files share a clock if all
+count from 1970, or if none does; then each clock begins with its file. A mixture of the two is refused, unless all
+files are to begin together. Equal arrivals come in the order of the files. Block ids of different files are made
+distinct, unless the files share one numbering. Tokens and texts are compared across files.
 """
 
 import heapq

@@ -1,14 +1,4 @@
-"""A request of a trace, the runs of its block ids, and its tenant.
-
-Block ids of a prompt: their run-length coding, and the number of tokens that each id covers.
-
-Ids come as runs ``[first, count]``, which mean ``first, first + 1, ... first + count - 1``. A trace of full blocks that
-does not state the block size b still determines it: a row of ``length`` tokens has ``length // b`` ids, and b is a
-power of two. For k >= 1 ids, ``length // b == k`` holds for b in ``(length / (k + 1), length / k]``. This interval
-spans at most a factor of two, so it contains at most one power of two: the first row with ids determines b, and all
-other rows must agree.
-
-The two values that flow through a replay: a request of a trace, and a request with tokens.
+"""A request of a trace, with the runs of its block ids and its tenant; and a request with tokens.
 
 ::
 
@@ -19,7 +9,11 @@ A trace seldom has tokens. It has lengths and, at best, ids of prompt blocks. Fi
 than :class:`Request`. The block space matches and stores tokens, so its callers take :class:`TokenizedRequest`, from a
 trace through :func:`pagedkv.planner.traces.token_blocks.tokenized` or from a generator of tokens.
 
-Numbers the tenants of a trace (customers, teams, or several logs) in the order in which they appear.
+Block ids of a prompt come as runs ``[first, count]``, which mean ``first, first + 1, ... first + count - 1``. A trace
+of full blocks that does not state the block size b still determines it: a row of ``length`` tokens has ``length // b``
+ids, and b is a power of two. For k >= 1 ids, ``length // b == k`` holds for b in ``(length / (k + 1), length / k]``.
+This interval spans at most a factor of two, so it contains at most one power of two: the first row with ids determines
+b, and all other rows must agree.
 """
 
 from collections.abc import Sequence

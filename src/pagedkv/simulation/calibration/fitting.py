@@ -1,11 +1,4 @@
-"""Fitting a cost model to steps, with the error on steps left out.
-
-Least squares without negative coefficients: the active set method of Lawson and Hanson (1974), chapter 23.
-
-Costs are never negative. If the plain solution gives a column a negative coefficient, the column explains no more than
-the others do, and is left out.
-
-Fits the parameters of a cost model to measured steps.
+"""Calibration: a cost model fitted to steps, its error on steps left out of the fit, and the speed of a tier.
 
 A step takes ``fixed_s + max(compute, memory) + num_sequences * sequence_s``: linear in the parameters once the longer
 of the two is known. So steps are divided by the longer term, the parameters are found by least squares, and the steps
@@ -13,15 +6,17 @@ are divided again by these parameters, until nothing changes (the least squares 
 Convex piecewise-linear fitting, 2009). This finds a good solution, not always the best. So it starts from several
 divisions and returns the best of all solutions.
 
+Costs are never negative, so neither are the coefficients: least squares by the active set method of Lawson and Hanson
+(1974), chapter 23. If the plain solution gives a column a negative coefficient, the column explains no more than the
+others do, and is left out.
+
 Errors are relative to the measured seconds, since steps differ by three orders of magnitude. An outlier (a compilation,
 another process) that took a hundred times as long is then off by 99 %, not by 9,900.
 
-Calibration: a cost model fitted to steps, and its error on steps left out of the fit.
+Five fits, each to four fifths of the steps (one in five is left out), give the errors on the steps left out. The model
+itself is fitted to all steps.
 
-Errors are relative. Five fits, each to four fifths of the steps (one in five is left out), give the errors on the
-steps left out. The model itself is fitted to all steps.
-
-The bandwidth and latency of a tier, measured through its store: what a simulated tier takes.
+The bandwidth and latency of a tier, which a simulated tier takes, are measured through its store.
 """
 
 import time

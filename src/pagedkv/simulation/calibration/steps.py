@@ -1,17 +1,12 @@
-"""Measured steps, from files of steps, results of benchmarks, and an engine's log.
-
-MeasuredSteps: the work of each measured step, and its seconds.
-
-Files of measured steps: CSV, records of steps as JSON lines, a vLLM log, a result of its benchmark.
+"""Measured steps: from files of steps, results of benchmarks, and an engine's log.
 
 The first line determines the kind of file. CSV has a header with ``num_new_tokens`` and ``seconds``, and optionally
 ``num_attended_pairs``, ``num_context_tokens`` and ``num_sequences``, in any order; other columns are ignored. JSON
 lines have the fields of :class:`pagedkv.engine.StepRecord`, for steps that computed tokens.
 
-Steps from a result of ``vllm bench serve --save-result --save-detailed``, as far as it determines them.
-
-For each request, such a file has the send time, and the seconds to the first token and between further ones
-(``start_times``, ``ttfts``, ``itls``). Two kinds of steps can be derived from these:
+A result of ``vllm bench serve --save-result --save-detailed`` has the send time of each request, and the seconds to the
+first token and between further ones (``start_times``, ``ttfts``, ``itls``). Two kinds of steps can be derived from
+these:
 
 * If no request waited for its first token, and none ended, all running requests decoded. Such a step took the time
   between two tokens, for all these sequences; the context of each was its prompt and its tokens until then. Only the
@@ -21,22 +16,18 @@ For each request, such a file has the send time, and the seconds to the first to
 
 All other times mix steps of several kinds.
 
-Latencies stated by a result of ``vllm bench serve``, beside those of the same requests on the virtual clock.
+Latencies that such a result states are compared with those of the same requests on the virtual clock. The file has the
+send time and the lengths of each request, so it is itself a trace. Its percentiles of the first token (TTFT), of the
+time per further token (TPOT) and between two tokens (ITL) were measured on the engine. They include the network, the
+server and the hits of its cache. The virtual clock includes none of these, since the file does not show what prompts
+share.
 
-The file has the send time and the lengths of each request, so it is itself a trace. Its percentiles of the first token
-(TTFT), of the time per further token (TPOT) and between two tokens (ITL) were measured on the engine. They include the
-network, the server and the hits of its cache. The virtual clock includes none of these, since the file does not show
-what prompts share.
-
-Steps from the throughput lines that vLLM logs every ten seconds, as far as they determine steps.
-
-A line has means over an interval, not steps. If no prompt token was computed in the interval, and equally many requests
-run at both its ends, the same sequences decoded all the time. Every step then made one token of each, so a step took
-the number of sequences divided by the generated tokens a second. Intervals with prompts mix short steps and long ones,
-and are left out, so such a log does not determine the cost of a prompt token.
-
-The context is the mean usage of the cache at both ends of the interval, times the size that the engine logs at its
-start; shared blocks count once.
+The throughput lines that vLLM logs every ten seconds have means over an interval, not steps. If no prompt token was
+computed in the interval, and equally many requests run at both its ends, the same sequences decoded all the time. Every
+step then made one token of each, so a step took the number of sequences divided by the generated tokens a second.
+Intervals with prompts mix short steps and long ones, and are left out, so such a log does not determine the cost of a
+prompt token. The context is the mean usage of the cache at both ends of the interval, times the size that the engine
+logs at its start; shared blocks count once.
 """
 
 import csv

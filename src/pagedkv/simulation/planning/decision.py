@@ -1,31 +1,26 @@
 """The decision of a plan: searched loads, effects of choices, reasons, and the headline.
 
-Explains why a load holds or fails: the bound that is exceeded, the resource that requests wait for, and a remedy.
+The highest load that a setting holds is found by bisection on the same requests. Loads lie on a grid of eighths of a
+doubling, three digits each, so that all settings are tried under equal loads, and a load that a user types equals the
+searched one. From the recorded traffic the search doubles, or halves, until one load holds and one does not; then it
+halves the number of grid steps between the two. As in any bisection, every load below one that holds is assumed to
+hold. That need not be so, since hits depend on the load.
 
-LoadSearch: the highest load that a setting holds, by bisection on the same requests.
-
-Loads lie on a grid of eighths of a doubling, three digits each, so that all settings are tried under equal loads, and a
-load that a user types equals the searched one. From the recorded traffic the search doubles, or halves, until one load
-holds and one does not; then it halves the number of grid steps between the two. As in any bisection, every load below
-one that holds is assumed to hold. That need not be so, since hits depend on the load.
-
-The gain of one choice over another: paired, over all other choices that were tried, with its uncertainty.
-
-Two settings that differ in one choice alone serve the same requests, so they are compared part by part of the trace.
-The traffic of a setting is that under the highest load that it holds. If no setting holds any, it is the highest number
-of answers a second within the bounds, over all loads. Each value of an axis is compared with the first one: by the
+The gain of one choice over another is paired, over all other choices that were tried, and has an uncertainty. Two
+settings that differ in one choice alone serve the same requests, so they are compared part by part of the trace. The
+traffic of a setting is that under the highest load that it holds. If no setting holds any, it is the highest number of
+answers a second within the bounds, over all loads. Each value of an axis is compared with the first one: by the
 geometric mean of the ratios of traffic, and the mean difference of hit ratios, over all pairs. For traffic, pairs in
 which neither setting has significant traffic are left out. The interval is that of the jackknife (Quenouille 1956;
 Tukey 1958): the movement of the estimate when one eighth of the trace is left out. Neighbouring parts are similar, so
 the interval is somewhat too narrow. If loads were searched, the capacity of a setting lies between the highest load
 that held and the lowest that did not, and the interval is widened by that.
 
-The recommended setting and its reasons: plain words with figures, on one screen.
-
-For each axis, the value with the most traffic is chosen, then the one with the most hits. Without a difference the
-first value is kept, since users type their present setting first. The capacity of a setting is its highest load that
-holds; if the trace is too short to find it, the text states this. Prices are not known here, so the text has the
-figures of every value of hardware and memory, and the traffic of each GPU.
+The recommended setting and its reasons are plain words with figures, on one screen. For each axis, the value with the
+most traffic is chosen, then the one with the most hits. Without a difference the first value is kept, since users type
+their present setting first. The capacity of a setting is its highest load that holds; if the trace is too short to find
+it, the text states this. Prices are not known here, so the text has the figures of every value of hardware and memory,
+and the traffic of each GPU.
 """
 
 import math

@@ -1,20 +1,15 @@
 """The figures of a point: bounds of good answers, whether a load holds, parts by tenant and window.
 
-Bounds: the definition of a good answer. Goodput counts good answers alone (DistServe, OSDI 2024, section 2).
+Goodput counts good answers alone, those within the bounds (DistServe, OSDI 2024, section 2).
 
-Steadiness: whether a load can be sustained, or only fills a queue that is drained afterwards.
+A load may be sustained, or may only fill a queue that is drained afterwards. The end of a run shows little: all
+requests are answered at some time, and a trace of half a second is drained at full speed. So the first quarter of the
+arrivals' time is a warm-up, which is not measured. The requests that arrive in the other three quarters are measured.
+These quarters must last long enough, and the queue of requests that wait for their first token must not grow from the
+third quarter to the fourth. A load holds if, in addition, nine of ten measured requests are within the bounds.
 
-The end of a run shows little: all requests are answered at some time, and a trace of half a second is drained at full
-speed. So the first quarter of the arrivals' time is a warm-up, which is not measured. The requests that arrive in the
-other three quarters are measured. These quarters must last long enough, and the queue of requests that wait for their
-first token must not grow from the third quarter to the fourth. A load holds if, in addition, nine of ten measured
-requests are within the bounds.
-
-Figures of the requests of each tenant, and of those that arrived in each window of recorded time.
-
-All requests were served together: each part was served among the others, and parts of one kind add up to the whole run.
-
-PointFigures: the figures of one run, in all and in parts of the trace.
+Tenants and windows have figures of their own. All requests were served together: each part was served among the others,
+and parts of one kind add up to the whole run.
 
 Differences between two settings are paired by parts. Hits are divided by eighths of the requests in order of arrival;
 answers, and the good ones among them, by eighths of the answers in order of their ends, with the seconds that each

@@ -1,14 +1,20 @@
 """Calls of a log as requests: the parts of their texts, their lengths, bodies of requests and answers.
 
-Splits a conversation's messages into parts of text, so that conversations share whole parts.
+A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Stated lengths are used where they
+exist; content comes from tokens or texts. A length that is not stated is estimated from the characters of its text, and
+a note reports this. Failed calls were not served in full: by default they are left out, and counted by kind of failure.
 
-A chat template puts marks around messages, which differ from model to model. Here a message is one part for its role,
-then the parts of its content; the prompt ends with the role of the answer. So the next turn of a conversation begins
-with the parts of the previous turn, including its answer. Ids and caching directives for a provider are left out, since
-they are not part of the prompt. A picture, or other content that is not text, is a part as well, identified by its
-data; a model does not read it as text.
+Bodies, answers and usages have the shapes of OpenAI's and Anthropic's interfaces. A body has ``messages`` or
+``prompt``, or, in the Responses API, ``input``; an answer has ``choices``, ``content`` or ``output``; a usage counts
+tokens under the names of either interface. The layout of each log determines which of a row's objects is the body, the
+answer or the usage.
 
-Determines the tokens of each part of a text, where a log states only the length of the whole.
+The messages of a conversation are split into parts of text, so that conversations share whole parts. A chat template
+puts marks around messages, which differ from model to model. Here a message is one part for its role, then the parts of
+its content; the prompt ends with the role of the answer. So the next turn of a conversation begins with the parts of
+the previous turn, including its answer. Ids and caching directives for a provider are left out, since they are not part
+of the prompt. A picture, or other content that is not text, is a part as well, identified by its data; a model does not
+read it as text.
 
 Stated usage gives lengths without tokens; texts show which prompts begin alike. If every prompt were stretched to its
 own length, two prompts that begin alike would get different tokens there, and nothing would hit. So a part keeps the
@@ -18,21 +24,6 @@ is stretched at the rate of that one, as far as the two agree, so that equal tex
 
 The lengths always add up to the stated length. If the known parts are longer than the whole prompt (another model, an
 answer without its thoughts), they keep their lengths as far as they fit, and the rest is divided anew.
-
-Turns the calls of a log into requests; shared by all formats of logs.
-
-A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Stated lengths are used where they
-exist; content comes from tokens or texts; :mod:`~pagedkv.planner.traces.formats.calls` combines the two. A length
-that is not stated is estimated from the characters of its text, and a note reports this. Failed calls were not served
-in full: by default they are left out, and counted by kind of failure.
-
-Reads bodies of requests, answers and usages, in the shapes of OpenAI's and Anthropic's interfaces.
-
-A body has ``messages`` or ``prompt``, or, in the Responses API, ``input``; an answer has ``choices``, ``content`` or
-``output``; a usage counts tokens under the names of either interface. The layout of each log determines which of a
-row's objects is the body, the answer or the usage.
-
-Logs of JSON objects: a layout locates the items of a row; the rest is common to all.
 """
 
 import json

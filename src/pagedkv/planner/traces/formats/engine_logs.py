@@ -1,11 +1,9 @@
 """Request logs of vLLM and SGLang, among lines of other kinds.
 
-Calls of an engine's log that have arrived and are not answered yet.
-
 Requests are yielded in order of arrival, so a call is held until all earlier ones are answered. The number of held
 calls is bounded; beyond the bound, the oldest call is yielded without an answer.
 
-vLLM's log lines about requests.
+vLLM writes these lines about requests:
 
 =============================================================  ========================================================
 line                                                           what is taken from it
@@ -19,7 +17,7 @@ line                                                           what is taken fro
 
 Tokens take precedence over texts. vLLM's ``--max-log-len`` cuts both without a mark.
 
-SGLang's log lines about requests, as text and as JSON: a line on arrival, and a line after the answer.
+SGLang writes a line on arrival, and a line after the answer, as text or as JSON:
 
 =====================================================  ================================================================
 line                                                   what is taken from it
@@ -30,11 +28,6 @@ line                                                   what is taken from it
 
 At level 2, texts and lists of tokens longer than 2,048 are cut in the middle: the content of such a prompt is unknown.
 Its length is known, since ``meta_info`` counts tokens at every level.
-
-Request logs of vLLM and SGLang, among lines of other kinds.
-
-:mod:`~pagedkv.planner.traces.formats.engine_logs` and :mod:`~pagedkv.planner.traces.formats.engine_logs` list the lines
-that are read.
 """
 
 import ast

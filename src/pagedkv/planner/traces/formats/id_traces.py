@@ -1,29 +1,20 @@
 """Traces with ids of blocks, sessions and conversations: our own format, and those of releases.
 
-One request in each line, with run-length coded ids of full blocks; the rows determine the block size.
+This project's own format, described in docs/trace-format.md, has a header, then one request in each line. A row is
+checked here. An unknown key is refused, since a mistyped key would silently leave its default in force; keys that begin
+with ``x_`` are free for other uses.
 
-One request in each line, with its block ids written out: the Mooncake release, and the Qwen-Bailian traces.
+A file with one session in each line has the session's requests, on its own clock, with block ids of its own. It does
+not record when a session began, nor whether two sessions share a prompt. So arrivals stay on the session's clock, and
+each session's ids are moved above those of all earlier sessions. :mod:`~pagedkv.planner.traces.merging` gives sessions
+a common clock.
 
-This project's own format: a header, then one request in each line; docs/trace-format.md describes it.
+Each object of a ShareGPT file is a conversation, whose turns are texts and have no times. Each answer is a request
+whose prompt is everything before it in the conversation. The turns of a conversation arrive at a stated interval on its
+own clock; :mod:`~pagedkv.planner.traces.merging` determines when conversations begin.
 
-A row is checked here. An unknown key is refused, since a mistyped key would silently leave its default in force; keys
-that begin with ``x_`` are free for other uses.
-
-One session in each line: its requests, on its own clock, with block ids of its own.
-
-The file does not record when a session began, nor whether two sessions share a prompt. So arrivals stay on the
-session's clock, and each session's ids are moved above those of all earlier sessions.
-:mod:`~pagedkv.planner.traces.merging` gives sessions a common clock.
-
-ShareGPT files: each object is a conversation, whose turns are texts and have no times.
-
-Each answer is a request whose prompt is everything before it in the conversation. Times are unknown, so the turns of a
-conversation arrive at a stated interval on its own clock; :mod:`~pagedkv.planner.traces.merging` determines when
-conversations begin.
-
-Reads the tenant of each request from a field of its line, for formats without tenants.
-
-For formats whose lines are JSON objects and yield all their requests at once; logs and CSV read the field with the row.
+Formats without tenants read them from a field of each line (:class:`TenantRows`), if their lines are JSON objects and
+yield all their requests at once; logs and CSV read the field with the row.
 """
 
 from collections.abc import Iterator, Mapping

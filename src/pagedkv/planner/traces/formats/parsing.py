@@ -1,16 +1,10 @@
 """What all formats share: checked values of rows, and the interface of a format, lines in and requests out.
 
-Parses the text of a line into typed values, within limits that hold for every format.
-
 JSON types are exact: a boolean, a text or a fraction is not a whole number, and NaN is not JSON. Values that types
 allow (negative, absurd, infinite) are checked here, before anything is sized by them.
 
-The interface of all formats: lines in, requests out; and the user's statements about the file.
-
-The header and the row of the pagedkv trace format, and the conversion between requests and rows.
-
-Reading, writing and sorting share this description of keys and defaults. Values are checked where a trace is read
-(:mod:`pagedkv.planner.traces.formats.id_traces`).
+The header and the row of the pagedkv trace format are here, since reading, writing and sorting share this description
+of keys and defaults. Their values are checked where a trace is read (:mod:`pagedkv.planner.traces.formats.id_traces`).
 """
 
 import re

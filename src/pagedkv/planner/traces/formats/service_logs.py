@@ -1,47 +1,40 @@
 """Logs of services, gateways and tracers, as JSON objects: their layouts.
 
-Request logs of services in the style of OpenAI and Anthropic: JSON lines with bodies, usage and times.
+Request logs of services in the style of OpenAI and Anthropic have bodies, usage and times, and their layout may vary.
+Each item is looked for in its common places: the body with ``messages``, ``prompt`` or ``input`` at the top, or in
+``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the top, or in ``response``,
+``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a status or an error.
+OpenAI's batch files are read too; their input has no times. A row without a body and with counts of tokens at the top,
+as in a table of usage, is a usage itself.
 
-The layout may vary. Each item is looked for in its common places: the body with ``messages``, ``prompt`` or ``input``
-at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the top, or
-in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a status
-or an error. OpenAI's batch files are read too; their input has no times. A row without a body and with counts of tokens
-at the top, as in a table of usage, is a usage itself.
+Objects of any shape are read by fields that the user names, or by the known columns of a table. A field may lie within
+objects and lists: ``request.messages``, ``choices.0.text``. A prompt is a text, a list of messages or of tokens, or an
+object that has one; an answer likewise. Numbers may be written as texts, also with commas between thousands.
 
-JSON lines of any shape, read by fields that the user names, or by the known columns of a table.
+WildChat has a conversation in each row, with times of all turns or of the last one alone. Each answer is a request
+whose prompt is everything before it in the conversation. It arrives at the time of the question; without that, at the
+time when the answer began (``created``), or else when it was complete, which is later. If no turn has a time, the row's
+time is that of the last turn, and earlier turns precede it at a stated interval. Rows are conversations and overlap, so
+such a file must be sorted by arrival first.
 
-A field may lie within objects and lists: ``request.messages``, ``choices.0.text``. A prompt is a text, a list of
-messages or of tokens, or an object that has one; an answer likewise. Numbers may be written as texts, also with commas
-between thousands.
+A result of ``vllm bench serve --save-result --save-detailed`` is one object with all requests, as lists.
 
-WildChat: a conversation in each row, with times of all turns or of the last one alone.
+LiteLLM's records of calls are the payload that its callbacks log, and the rows of its spend table. Both have
+``startTime``, ``endTime``, ``call_type``, counts of tokens, ``status``, ``messages`` and ``response``. The table has
+texts only if this is configured, some of them in ``proxy_server_request``. Answers from LiteLLM's own cache did not use
+a model: they are left out like failed calls. Calls that generate no text are skipped.
 
-Each answer is a request whose prompt is everything before it in the conversation. It arrives at the time of the
-question; without that, at the time when the answer began (``created``), or else when it was complete, which is later.
-If no turn has a time, the row's time is that of the last turn, and earlier turns precede it at a stated interval. Rows
-are conversations and overlap, so such a file must be sorted by arrival first.
+Langfuse exports observations, in camel case from its pages and its API, in snake case to a bucket. Generations are
+calls; spans, events and other observations are skipped. Their usage is counted by kind, with every token in one kind:
+``total`` is the sum of all, and all kinds except output are input.
 
-Results of ``vllm bench serve --save-result --save-detailed``: one object with all requests, as lists.
+Helicone exports requests with counts of tokens, and with bodies of request and answer if these are exported too.
 
-LiteLLM's records of calls: the payload that its callbacks log, and the rows of its spend table.
-
-Both have ``startTime``, ``endTime``, ``call_type``, counts of tokens, ``status``, ``messages`` and ``response``. The
-table has texts only if this is configured, some of them in ``proxy_server_request``. Answers from LiteLLM's own cache
-did not use a model: they are left out like failed calls. Calls that generate no text are skipped.
-
-Observations that Langfuse exports: in camel case from its pages and its API, in snake case to a bucket.
-
-Generations are calls; spans, events and other observations are skipped. Their usage is counted by kind, with every
-token in one kind: ``total`` is the sum of all, and all kinds except output are input.
-
-Requests that Helicone exports: counts of tokens, and bodies of request and answer if they were exported.
-
-Spans of OpenTelemetry's conventions for generative AI: OTLP in JSON, or one flat span in each line.
-
-A line of a collector's file has the spans of many requests; those that call a model are read. A flat span has its
-attributes in an object, in OTLP's list, or each as a column of its own, as tables of spans do. Lengths are
-``gen_ai.usage.*``, as in vLLM's own spans. Content exists if its recording was configured: ``gen_ai.input.messages``
-and ``gen_ai.output.messages``, or OpenLLMetry's numbered attributes.
+Spans of OpenTelemetry's conventions for generative AI are OTLP in JSON, or one flat span in each line. A line of a
+collector's file has the spans of many requests; those that call a model are read. A flat span has its attributes in an
+object, in OTLP's list, or each as a column of its own, as tables of spans do. Lengths are ``gen_ai.usage.*``, as in
+vLLM's own spans. Content exists if its recording was configured: ``gen_ai.input.messages`` and
+``gen_ai.output.messages``, or OpenLLMetry's numbered attributes.
 """
 
 import re
