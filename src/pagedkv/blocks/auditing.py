@@ -3,13 +3,8 @@
 Compiled loops search for the first contradiction and return its number in :data:`FAULTS`, 0 if there is none. The
 eviction policy checks its own arrays, and so do the features (:data:`FEATURE_AUDITS`). O(blocks).
 
-The audits of a pool's features, each of the feature's own arrays.
-
-The audit of tenants: every block is charged to one of them, and every account adds up. O(blocks).
-
-The audit of leases: every leased block is named, and every free one is at its place in the order of leases.
-
-The audit of ghosts: at most one for content, none if it is cached; each has a cause of loss.
+With tenants, every block is charged to one of them, and every account adds up. With leases, every leased block is
+named, and every free one is at its place in the order of leases.
 """
 
 from collections.abc import Callable

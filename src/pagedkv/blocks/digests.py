@@ -1,6 +1,6 @@
-"""Identity of a block: a SHA-256 chain over parent, tokens and extra keys, the same on every machine.
+"""What a block contains, and its identity: a SHA-256 chain over parent, tokens and extra keys.
 
-The message of a block, all integers little-endian::
+Digests are the same on every machine. The message of a block, all integers little-endian::
 
     parent digest (32 bytes) | number of tokens, uint32 | tokens, int32 each | extra keys, as encoded
 
@@ -9,24 +9,18 @@ the encoding changes that name. ``hash_block_tokens`` and ``hash_request_tokens`
 for users and for other cache tiers. The compiled loops below give the same bytes (tested) for whole
 batches of rows, without a Python object for each block.
 
-The extra keys of a request, block by block, in one pass over its media.
-
-The encoding is that of :mod:`pagedkv.contract.keys`, where each call encodes one block. Here one pass writes
-the media of all blocks into one array, each medium into the keys of all blocks that it overlaps, in the request's
-order::
+Extra keys are encoded as in :mod:`pagedkv.contract.keys`, where each call encodes one block. Here one pass writes the
+media of all blocks into one array, each medium into the keys of all blocks that it overlaps, in the request's order::
 
     key of block 0                      | key of block 3     | key of block 4
     medium 0 | medium 2 | medium 1      | medium 1           | medium 1 | medium 3
 
-Interned extra keys: every distinct encoding gets a small id that a block's record can store.
+Every distinct encoding gets a small id that a block's record can store. Equal ids mean equal bytes, so a hit's extra
+keys are verified by one comparison. The ids of encodings that no block has any more are reused, so that a million
+different salts do not grow the table.
 
-Equal ids mean equal bytes, so a hit's extra keys are verified by one comparison. The ids of encodings that no
-block has any more are reused, so that a million different salts do not grow the table.
-
-The content of blocks, as far as it is recorded: their tokens, digests and extra keys.
-
-By the arrays ``tokens`` and ``digests`` hits are verified and found; ``parent_digests`` are for events. Names are set
-by :mod:`~pagedkv.blocks.prefix_index`.
+A pool records the tokens, digests and extra keys of its blocks. By the arrays ``tokens`` and ``digests`` hits are
+verified and found; ``parent_digests`` are for events. Names are set by :mod:`~pagedkv.blocks.prefix_index`.
 """
 
 import hashlib

@@ -25,19 +25,11 @@ counts towards the limit of its group. A tenant at its cap loses a block of its 
 here and in :mod:`~pagedkv.blocks.prefix_index`, if the pool has their array; machine code of pools without any feature
 contains none of them (:func:`~pagedkv.blocks.record.featured`).
 
-Spare blocks: cached blocks that are evicted before all others.
-
-These are named blocks that are not expected to be hit. They can be hit until they are allocated for other content,
-which happens before any other cached block is evicted; those that became spare first are evicted first::
-
-    allocated:   blocks without content | spare blocks, oldest first | cached blocks, in the eviction policy's order
-
-Spare blocks are excluded from the eviction policy: it is called as if the name were dropped (``note_drop``), and set
-again at a hit. Callers decide which blocks are spare: :mod:`pagedkv.space.windows`, and the code that
-frees superseded sequences. The mark is a value of ``KEPT``. In groups that are walked this is the column of the
-prefetch hint, so a spare block has no hint.
-
-References of external readers, taken and released for many blocks at a time.
+*Spare* blocks are named blocks that are not expected to be hit. They can be hit until they are allocated for other
+content; those that became spare first are evicted first. To exclude them, the eviction policy is called as if the name
+were dropped (``note_drop``), and set again at a hit. Callers decide which blocks are spare:
+:mod:`pagedkv.space.windows`, and the code that frees superseded sequences. The mark is a value of ``KEPT``. In groups
+that are walked this is the column of the prefetch hint, so a spare block has no hint.
 """
 
 from pagedkv.blocks import cached_bounds, free_queue, tenant_charges

@@ -1,4 +1,4 @@
-"""Victims under caps and floors: the choice of the cached block that is evicted so that a tenant can allocate one.
+"""The choice of victims under caps, floors and leases: which cached block is evicted so that a tenant can allocate one.
 
 If no cap or floor is in the way, the eviction policy decides as without tenants. A tenant at its cap loses its own
 cached blocks, and blocks that a floor guarantees are not evicted for other tenants::
@@ -12,9 +12,8 @@ policy (of one sequence the tail before the head). This examines the first block
 cap it is O(1). With LRU both are exactly the order of the cold list. Ending a lease costs the amount given in
 :mod:`pagedkv.blocks.leasing`, and O(tenants).
 
-The leases that end: those that are over, and the largest one if no other block can be allocated.
-
-Leases and tenants are combined here: leased blocks are ordered by tenant, and some tenants' blocks are not evictable.
+Leases end here, when they are over or if no other block can be allocated, since leases and tenants combine: leased
+blocks are ordered by tenant, and some tenants' blocks are not evictable.
 """
 
 from pagedkv.blocks import free_queue

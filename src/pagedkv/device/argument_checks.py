@@ -1,13 +1,11 @@
-"""Checks before block tables are written: of plans, of calls, and how many tokens steps have refused.
+"""Checks before block tables are written: of plans, and of the arguments of calls that write tables without plans.
 
-Checks of the arguments of calls that write block tables without plans: lists of block ids, and batches of rows.
-
-How many tokens steps have refused, by row, kept on the device: later ranges move down by these numbers.
-
-Checks a plan before any part of it is executed, so that a refused plan has written nothing.
-
+A plan is checked before any part of it is executed, so that a refused plan has written nothing.
 ``StepPlan.from_buffer`` has checked that a plan's buffer is consistent. The checks here are whether the plan is one of
 *this* space, and fits *these* tables. They make only a few passes over its words, since they run between two GPU steps.
+
+How many tokens steps have refused, by row, is checked and recorded here, too. It is kept on the device: later ranges
+move down by these numbers.
 """
 
 from collections.abc import Sequence

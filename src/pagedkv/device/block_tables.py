@@ -1,12 +1,4 @@
-"""PacketRing: pinned buffers that the host fills and a GPU reads, each protected by an event.
-
-A buffer is rewritten only when its event shows that the kernel that read it has ended. The GPU counts its packets
-itself (``clock``), so a captured graph needs no argument to locate the next packet. Hence the host must launch each
-packet exactly once, before it stages the next one.
-
-StepGraph: launches a step's kernels on a GPU, one by one during a capture, else by replay of a CUDA graph.
-
-BlockTables: the block tables of all groups on a device, by row, and in the batch order of a step.
+"""Block tables of all groups on a device, by row, and in the batch order of a step; and how packets reach them.
 
 Tables are written either by plans or by calls, never by both. By plans: :meth:`BlockTables.step` executes the parts of
 a :class:`~pagedkv.contract.plan.StepPlan` about tables, batch order and slots. By calls, as in other systems:
@@ -14,6 +6,11 @@ a :class:`~pagedkv.contract.plan.StepPlan` about tables, batch order and slots. 
 
 The memory of blocks, and the moves of a plan, are not handled here. The batch order of a plan is that of its ranges:
 rows ascending.
+
+Packets of table entries go through pinned buffers that the host fills and a GPU reads. A buffer is rewritten only when
+its event shows that the kernel that read it has ended. The GPU counts its packets itself (``clock``), so a captured
+graph needs no argument to locate the next packet. Hence the host must launch each packet exactly once, before it stages
+the next one.
 """
 
 from collections.abc import Sequence

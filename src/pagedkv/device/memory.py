@@ -1,9 +1,7 @@
-"""The memory of pools: reserved at fixed addresses, pinned on the host, and what a pool has of both.
+"""The memory of pools: blocks at fixed addresses on the device, and pinned memory on the host.
 
-Memory at fixed addresses: reserved once, and backed by physical memory while it is mapped.
-
-CUDA graphs and views contain addresses. While an engine sleeps, the physical memory is released, and the addresses stay
-reserved::
+CUDA graphs and views contain addresses, so these are reserved once, and backed by physical memory while mapped. While
+an engine sleeps, the physical memory is released, and the addresses stay reserved::
 
     addresses   | reserved, for as long as a view lives                      |
     mapped      | piece     | piece     | piece     | rest |                     GPU: pieces of 1 GiB of the driver
@@ -12,20 +10,15 @@ reserved::
 On a CPU the operating system does the same with anonymous pages, but unmapped pages read as zeros instead of faulting.
 The driver is called directly, as for batched copies, since torch does not offer these calls.
 
-Pages of host memory that a GPU copies from and to: allocated whole, and pinned in place.
-
-PinnedArena: allocates buffers of any size in a region of pinned host memory; a buffer lives as long as its views.
-
-A GPU copies from and to such buffers without the host. Buffers are allocated by first fit, and adjacent free extents
-are merged, so that the region does not fragment for buffers of one size::
+A GPU copies from and to pinned host memory without the host. Buffers in a region of it live as long as their views.
+They are allocated by first fit, and adjacent free extents are merged, so that the region does not fragment for buffers
+of one size::
 
     | buffer | free | buffer       | free                |
 
-PoolMemory: the memory of one pool: its blocks on the device, and those of its host pool, for swapping.
-
-It is plain bytes; :mod:`pagedkv.device.storage` views them for groups. In a block-major pool a block is
-contiguous. In any other layout a block has several pieces on the device, but is contiguous on the host, where no kernel
-reads it::
+A pool has its blocks on the device, and those of its host pool, for swapping. Both are plain bytes;
+:mod:`pagedkv.device.storage` views them for groups. In a block-major pool a block is contiguous. In any other layout a
+block has several pieces on the device, but is contiguous on the host, where no kernel reads it::
 
     device, block-major    | block 0       | block 1       | block 2 ...
     device, layer-major    | layer 0 of block 0 | of block 1 | ... | layer 1 of block 0 | of block 1 | ...

@@ -1,8 +1,7 @@
 """The content of a block, its layout and bytes, how many blocks fit, and the pages of kernels with smaller blocks.
 
-Layouts of a pool in the field's letters, turned into offsets and strides.
-
-A layout names its axes from the outermost to the innermost::
+A pool's layout is given in the field's letters and turned into offsets and strides. It names its axes from the
+outermost to the innermost::
 
     B  blocks of the pool     L  layers of the group    K  keys, then values
     N  tokens of a block      H  heads                  C  content: one head's dimensions
@@ -12,20 +11,15 @@ A layout names its axes from the outermost to the innermost::
     LBKNHC   layer-major: a block has one contiguous piece for each layer
     BLNC     latents: without heads, and without separate values
 
-If keys and values have different dimensions, all axes inside K have a size for each. This module uses no tensors: it
-computes numbers of elements from sizes.
+If keys and values have different dimensions, all axes inside K have a size for each.
 
-The content of a group's block: keys and values, compressed latents, or a recurrent state; and its size in bytes.
+A group's block contains keys and values, compressed latents, or a recurrent state. Its shape describes one shard, so
+its heads are those on this device. Its bytes equal those of :mod:`pagedkv.models`: without padding, so that a device
+uses exactly the memory that a replay counts.
 
-A shape describes one shard, so its heads are those on this device. Its bytes equal those of
-:mod:`pagedkv.models`: without padding, so that a device uses exactly the memory that a replay counts.
-
-Computes how many blocks fit into a device's free memory, for given groups and shapes of their blocks.
-
-Pages: the blocks of an attention kernel whose block size divides the manager's.
-
-A kernel needs ``keys[page]`` to be ``page_size`` consecutive tokens, and the address of a page to be its number times
-one stride. In a block-major pool the next part of a block is one stride away, but the next block is many strides away::
+*Pages* are the blocks of an attention kernel whose block size divides the manager's. A kernel needs ``keys[page]`` to
+be ``page_size`` consecutive tokens, and the address of a page to be its number times one stride. In a block-major pool
+the next part of a block is one stride away, but the next block is many strides away::
 
     block 0                                  block 1
     | layer 0            | layer 1         | | layer 0 ...

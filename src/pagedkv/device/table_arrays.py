@@ -1,6 +1,6 @@
-"""TableArrays: all arrays that the kernels of block tables read and write, on one device.
+"""The arrays of block tables on one device, their sizes, and table entries while they wait to be written there.
 
-All kernels, Triton's and the plain ones, take this one value. Data flows through it as follows::
+All kernels, Triton's and the plain ones, take one value, :class:`TableArrays`. Data flows through it as follows::
 
     plan -> ring (pinned) -> packet (device) -> index of the packet -> tables by row, tables by batch place, slots
             host writes       pull               pull                  step
@@ -9,20 +9,14 @@ All addresses are fixed, so that both kernels can be captured in a CUDA graph: t
 buffer, and every size, from memory. ``NOW`` is the number of the packet that is being applied. Index entries have the
 number of their packet, and entries with an earlier number are ignored, so that they need not be cleared.
 
-The other forms of table entries are here too:
+A space has one table for each group, then a second one for each group with draft states, numbered as in the plans'
+table writes.
 
-StagedWrites: table entries that calls stage row by row, until they are packed like a plan's table writes.
+Entries that calls stage row by row are packed like a plan's table writes. If a plan has more entries than fit into a
+staging buffer, the entries are applied first, from further buffers.
 
-Plans with more table entries than fit into a staging buffer: the entries are applied first, from further buffers.
-
-SpaceTables: the tables of a space: one for each group, then a second one for each group with draft states.
-
-Tables are numbered as in the plans' table writes. No tensors are used here: sizes are computed from a configuration.
-
-HostTables: a copy of the device's block tables on the host, used only while swaps run concurrently with steps.
-
-Recording a plan appends it to a list. Its entries are written into the tables when they are needed, or when many plans
-are recorded.
+:class:`HostTables` is a copy of the tables on the host, used only while swaps run concurrently with steps. Recording a
+plan appends it to a list. Its entries are written into the copy when they are needed, or when many plans are recorded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

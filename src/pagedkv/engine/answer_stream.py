@@ -1,9 +1,5 @@
 """New tokens of a request, and its answers as a stream in an event loop.
 
-TokenUpdate: new tokens of an answer; NewTokens: finds those of a request since the last call.
-
-AnswerStream: the answers to one request as they come, in an event loop.
-
 The engine's thread refers to a stream's StreamState and never to the AnswerStream. So an AnswerStream without
 references is garbage-collected, and that ends its request::
 

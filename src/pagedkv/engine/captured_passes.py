@@ -1,11 +1,4 @@
-"""Forward passes as CUDA graphs, and whether the model has changed since they were captured.
-
-ModelWatch: finds out whether a model has changed since its CUDA graphs were captured.
-
-A graph has addresses. It is invalid once a weight was moved, replaced or converted, a module replaced (as by an
-adapter), a hook registered, or the model set to training. Weights may change in place.
-
-CapturedPasses: forward passes as CUDA graphs, one for each padded number of tokens.
+"""Forward passes as CUDA graphs, one for each padded number of tokens, as long as the model stays as it was captured.
 
 Launching a model's kernels one by one takes the host longer than a GPU needs for a step of few tokens. A graph launches
 all of them at once, with the addresses and sizes of its capture. So everything that changes from step to step is in
@@ -20,7 +13,11 @@ chunks, whose tokens all have their logits wanted, have graphs of their own, wit
 
 A graph is used once it is proven: after the step of its capture, the logits of another step must equal those of the
 same calls one by one, bit for bit. If they differ, or the capture fails, steps run call by call, and
-:attr:`CapturedPasses.state` has the reason. Graphs are dropped when the model changes.
+:attr:`CapturedPasses.state` has the reason.
+
+Graphs are dropped when the model changes. Since a graph has addresses, it is invalid once a weight was moved, replaced
+or converted, a module replaced (as by an adapter), a hook registered, or the model set to training. Weights may change
+in place.
 """
 
 from bisect import bisect_left

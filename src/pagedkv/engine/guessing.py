@@ -1,9 +1,7 @@
 """Drafts without a draft model: from a request's own tokens, and from a prediction of its answer.
 
-PromptLookup: drafts of the next tokens from an earlier occurrence of the last ones, in prompt and answer.
-
-This needs no model. Text that repeats (edited code, a quoted document, a table) also repeats what followed it
-(A. Saxena, "Prompt Lookup Decoding", 2023)::
+:class:`PromptLookup` drafts the next tokens from an earlier occurrence of the last ones. Text that repeats (edited
+code, a quoted document, a table) also repeats what followed it (A. Saxena, "Prompt Lookup Decoding", 2023)::
 
     prompt and answer    ... red kite : locker 7 . tiny drum : attic 31 .   Where ? red kite :
     last 3 tokens            `--------'                                             `--------'
@@ -12,10 +10,9 @@ This needs no model. Text that repeats (edited code, a quoted document, a table)
 Unlike there, the latest occurrence is used and not the first, since an answer repeats itself more than its prompt. A
 draft that reaches the end of the tokens continues with its own tokens, as a periodic text.
 
-PredictedText: drafts of the next tokens from a request's prediction of its answer.
-
-A place in the prediction advances with the answer while both have the same tokens. After a different token there are no
-drafts until the answer's last three tokens occur in the prediction again::
+:class:`PredictedText` drafts the next tokens from a request's prediction of its answer. A place in the prediction
+advances with the answer while both have the same tokens. After a different token there are no drafts until the answer's
+last three tokens occur in the prediction again::
 
     prediction   the red kite is in locker 7 . anything else ?
     answer       the red kite is in shelf 9 . anything else

@@ -1,8 +1,7 @@
-"""What callers get: records of steps, outputs of requests.
+"""What callers get: records of steps, and outputs of requests.
 
-StepRecord: counts and times of one step; its fields are stable from version to version.
-
-Outputs of requests: a RequestOutput for each request, with a Completion for each of its answers.
+A :class:`StepRecord` has the counts and times of one step; its fields are stable from version to version. A
+:class:`RequestOutput` has a :class:`Completion` for each of the request's answers.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,7 @@
-"""Prompts of every kind, conversations among them.
+"""Prompts of every kind: a text, token ids, token ids with an adapter, embeddings or media, or a conversation.
 
-Chat: a conversation as a prompt, written down by the template of the model's tokenizer.
-
-transformers renders the template (``apply_chat_template``); errors of a conversation are raised here.
-
-The types of prompts: a text, token ids, token ids with an adapter, embeddings or media, or a conversation.
+A conversation is written down by the template of the model's tokenizer. transformers renders it
+(``apply_chat_template``); errors of a conversation are raised here.
 
 Adapters, embeddings and media have fields here, and in the keys of blocks
 (:class:`~pagedkv.contract.keys.RequestKeys`), but the engine cannot compute with them yet: it refuses them.

@@ -1,27 +1,20 @@
 """One request, from the caller's hints and parameters to its output: its answers, its beams, its forks.
 
-Intent: a caller's hints about a request: its tenant, its priority, its leases, its predicted answer.
+The scheduler's :class:`~pagedkv.scheduling.Request` has counts and rows. An :class:`EngineRequest` has the tokens: the
+prompt, and those generated for each of its samples. The scheduler reads them from here when a preempted request is
+computed again.
 
-An intent changes no token of an answer, as :class:`SamplingParams` changes no block. It reaches the scheduler and the
-block space with the request; forks inherit it, and a preempted request keeps it.
+An :class:`Intent` has the caller's hints: tenant, priority, leases, predicted answer. It changes no token of an answer,
+as :class:`SamplingParams` changes no block. It reaches the scheduler and the block space with the request; forks
+inherit it, and a preempted request keeps it.
 
-Sample: one answer under way, with its sampled sequence, its stop rules and its log-probabilities.
+A :class:`Sample` is independent of rows and blocks: a preemption by swap does not change it, and a preemption by
+recompute only if several answers of one prompt start again.
 
-It is independent of rows and blocks: a preemption by swap does not change it, and a preemption by recompute only if
-several answers of one prompt start again.
-
-Beams: a request that is answered by beam search. Its beams are its rows, its answers the finished hypotheses.
-
-The search (:class:`~pagedkv.engine.sampling.BeamSearch`) selects the parent and the token of each new beam. The
-scheduler forks and frees rows accordingly, and the sampled sequences are forked here. Beams that are preempted by
-recompute start again.
-
-EngineRequest: a request with its tokens, from its arrival to its output.
-
-The scheduler's :class:`~pagedkv.scheduling.Request` has counts and rows. This has the tokens: the prompt, and
-those generated for each of its samples. The scheduler reads them from here when a preempted request is computed again.
-
-Forks of requests: their leading tokens, and their parameters, derived from those of the parent.
+In a beam search a request's beams are its rows, and its answers are the finished hypotheses. The search
+(:class:`~pagedkv.engine.sampling.BeamSearch`) selects the parent and the token of each new beam. The scheduler forks
+and frees rows accordingly, and the sampled sequences are forked here. Beams that are preempted by recompute start
+again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,18 +1,11 @@
 """The engine's judge: the model over blocks against the model by itself, at load and for whole answers.
 
-Finds out why a model's logits over blocks differ from its dense ones, by two passes of two tokens.
-
-The probe sees only what goes through the cache and the attention interface. State that a model keeps elsewhere, and
-arguments that it ignores, show only in its logits, and the passes here look for both. This decides nothing: it runs
-only for the message about a model that has failed its self-test.
-
-The self-test at load: the model over blocks against the model as it is, dense, on the same tokens.
-
-Two sequences of different lengths are computed in two chunks and one token more, their tokens beside one another, and
-every logit of every position is compared with a dense pass of each sequence alone. Whatever the probe misread shows
-here. The lengths go beyond windows and chunks where these are short enough to be tried. The last token of each sequence
-is what the model's own ``generate`` answers, called as a user would, and its logits are compared with the dense ones: a
-model whose ``generate`` gives it other arguments than the engine does would otherwise be wrong on both sides alike.
+At load the model over blocks is compared with the model as it is, dense, on the same tokens. Two sequences of different
+lengths are computed in two chunks and one token more, their tokens beside one another, and every logit of every
+position is compared with a dense pass of each sequence alone. Whatever the probe misread shows here. The lengths go
+beyond windows and chunks where these are short enough to be tried. The last token of each sequence is what the model's
+own ``generate`` answers, called as a user would, and its logits are compared with the dense ones: a model whose
+``generate`` gives it other arguments than the engine does would otherwise be wrong on both sides alike.
 
 In 16 bits, rounding grows with layers and vocabulary; and where experts are chosen, a choice that rounding turns
 changes a position by any amount. So where a logit differs by more than the tolerance of the type, more prompts are
@@ -26,10 +19,13 @@ taken part by part, so that what is wrong in one part is not outvoted by others:
 (Random weights of an 8B Llama in bfloat16 on an H200: 0.19 of the spread over blocks, 0.15 by the model's own rounding,
 0.30 between dense bfloat16 and float32.)
 
-Dense generation by a model itself, and the number of tokens up to which it is certain.
+For the message about a model that has failed, two passes of two tokens find out why; they decide nothing. The probe
+sees only what goes through the cache and the attention interface. State that a model keeps elsewhere, and arguments
+that it ignores, show only in its logits, and these passes look for both.
 
-Two ways to compute the same logits round differently. So two answers can be compared only up to the first position at
-which rounding could change the token: where the two largest logits are closer than :data:`TOLERANCE` of their spread.
+Whole answers are compared with the model's own dense generation. Two ways to compute the same logits round differently.
+So two answers can be compared only up to the first position at which rounding could change the token: where the two
+largest logits are closer than :data:`TOLERANCE` of their spread.
 """
 
 from collections.abc import Callable, Iterator, Sequence

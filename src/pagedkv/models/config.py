@@ -1,14 +1,10 @@
-"""A model's config.json, read and checked.
-
-A small JSON file, read whole or refused.
+"""A model's config.json, read and checked: a small JSON file that is read whole or refused.
 
 All faults of a *file* that a user names (missing, a folder, huge, not text, not JSON, not an object) are reported here,
 as a :class:`~pagedkv.errors.ConfigurationError` with the file and a remedy.
 
-Checked access to the keys of one config.json.
-
-The messages for all faults of a key are made here: each names the file, the key, its value and the expected value. A
-key whose value is null counts as absent, as it does in the library that writes these files.
+The messages for all faults of a *key* are made here, too: each names the file, the key, its value and the expected
+value. A key whose value is null counts as absent, as it does in the library that writes these files.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""Rules of attention by family.
+"""The meaning of a config's keys for each ``model_type``; a type without a family is refused.
 
-Memory of an attention layer for a token, and its operations for a pair of a query and a key.
-
-Keys and values of grouped-query attention (Ainslie et al., GQA, EMNLP 2023)::
+The cost of an attention layer is its memory for a token, and its operations for a pair of a query and a key. Keys and
+values of grouped-query attention (Ainslie et al., GQA, EMNLP 2023)::
 
     token       [2 (keys, values)][num_kv_heads][head_dim]
     pair        2 * head_dim operations for the score, as many to add the value; for every *query* head
@@ -15,8 +14,6 @@ Multi-head latent attention (DeepSeek-V2, 2024, section 2.1) keeps one latent ve
 
 These are the operations of a prefill, where keys and values are computed from the latent. Decoding folds that product
 into the queries and takes about three times as many operations a pair; most of its steps are limited by memory.
-
-The meaning of the keys for each ``model_type``. A type that is not in this table is refused.
 
 A family defines the rule of each layer if the file lists none, the memory of an attention layer for a token, the memory
 of a recurrent layer, and the *size keys* that its configs may have. A size key changes the size of the cache. A config

@@ -1,16 +1,12 @@
-"""What the layers of a model keep, and the groups of a block space that follow.
-
-ModelLayers: the result of the probe: a model's calls of attention in order, and what each layer keeps.
+"""What the layers of a model keep, as the probe found it, and the groups of a block space that follow.
 
 A *call* is one use of the attention function in a forward pass. Calls are numbered in their order, which is the same in
 every pass: a module that several layers share has several calls, and a layer that shares keys has a call without a
 source of its own. A *source* is what one call of ``Cache.update`` keeps.
 
-Puts probed layers into groups: layers with one rule and equal shapes share a block table.
-
-Groups, and their pools, are named as in :mod:`pagedkv.models`, so that a model has the same groups in a replay
-of a trace and in the engine. Layers of one rule whose keys have different shapes are separate groups: ``full``,
-``full:2``.
+Layers with one rule and equal shapes are a group, which shares a block table. Groups, and their pools, are named as in
+:mod:`pagedkv.models`, so that a model has the same groups in a replay of a trace and in the engine. Layers of one rule
+whose keys have different shapes are separate groups: ``full``, ``full:2``.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,20 +1,16 @@
 """What a model's layers keep and read, found out by one pass of two tokens; what is refused before and there.
 
-Models that are refused by name before the probe, for reasons that a probe of two tokens cannot find.
+Some models are refused before the probe, for reasons that a probe of two tokens cannot find. With rotary factors that
+depend on the longest position of a pass, one sequence would change another's output. Layers in training mode would not
+compute the same logits twice.
 
-With rotary factors that depend on the longest position of a pass, one sequence would change another's output. Layers in
-training mode would not compute the same logits twice.
-
-Which rule a mask function follows: full, window or chunk. Found out by asking it about positions.
-
-Masks of transformers are functions of (batch, head, query, key); windows and chunks are closures in them. Such a
-function is asked which keys some queries see. What fits no rule at every query asked is a real mask.
-
-The probe: one forward pass of two tokens, which finds out what every layer of a model keeps and reads.
-
-It watches the attention function that the model calls by name, the mask function, whose results return as masks of
-calls, and ``Cache.update``. A call reads the source whose tensors it has as arguments. A call right after an update
+The probe watches the attention function that the model calls by name, the mask function, whose results return as masks
+of calls, and ``Cache.update``. A call reads the source whose tensors it has as arguments. A call right after an update
 with tensors of no source has unfolded them from that update (latents).
+
+Masks of transformers are functions of (batch, head, query, key); windows and chunks are closures in them. To find out
+which rule such a function follows (full, window or chunk), it is asked which keys some queries see. What fits no rule
+at every query asked is a real mask.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,15 +1,15 @@
-"""Generation: the answers to one HTTP request of any protocol, while they are generated; Usage: what they took.
+"""The answers to one HTTP request of any protocol, while they are generated, and the tokens that they took.
 
-A protocol makes a :class:`GenerationRequest` and reads all :class:`AnswerEvent` values. Then
-:attr:`Generation.outputs` has the engine's outputs, with tokens and receipts. An AnswerWriter turns the tokens of one
-answer into text, reasoning and tool calls while they arrive::
+A protocol makes a :class:`GenerationRequest` and reads all :class:`AnswerEvent` values. Then :attr:`Generation.outputs`
+has the engine's outputs, with tokens and receipts. An :class:`AnswerWriter` turns the tokens of one answer into text,
+reasoning and tool calls while they arrive::
 
     token ids -> AnswerText -> text -> StopCut -> AnswerParser -> parts
                  (whole characters)    (no stop texts)  (no markers)
 
 Text that may begin a stop text is held back until it is certain, so that sent text is never taken back.
 
-Usage tells where the tokens of a request's prompts came from, counted once for all answers to a prompt:
+:class:`Usage` tells where the tokens of a request's prompts came from, counted once for all answers to a prompt:
 ``num_prompt = num_read + num_written + num_plain``, exactly, by what each prompt hit at its first admission. Tokens
 that are recomputed after a preemption do not count as cached.
 

@@ -1,11 +1,9 @@
-"""Declaring content computed that came from elsewhere, or ahead of its step.
+"""Declaring content computed that was brought from outside, or that a device has written outside any plan.
 
-Refused if a device could still overwrite the declared content, or copy it before it is complete. These rows are
+This is refused if a device could still overwrite the declared content, or copy it before it is complete. These rows are
 refused: one with a block that a move of the open plan, or of a plan in flight, writes; one with an uncomputed block
 that a move of the open plan reads (a recurrent state would be advanced before the plan saves it); one that shares
 blocks which a row outside the batch computes.
-
-Content that is declared computed: it was brought from outside, or a device has written it outside any plan.
 
 Only unsettled blocks are visited, so the cost does not grow with the rows' length: a row's unsettled blocks are its
 last ones. Rows that rely on others are visited as a whole, since a block that another row computes may come before

@@ -12,10 +12,9 @@ epoch begins, older blocks leave the prefix index, and rows that hold any are fr
 could ever be hit. The epoch is no part of a digest here, so a chain continues through epochs; externally, a block is
 identified by its digest and its range (:class:`~pagedkv.StoredBlock`).
 
-Dating blocks: the epochs of the weights that contribute to the rows' content (:mod:`pagedkv.blocks.epochs`).
-
-A plan dates the blocks that it computes. Until then, a block that the open step computes from its first token on has
-the oldest epoch of its row, if that has any, so that rows sharing the block know the age of its prefix.
+Blocks are dated by the epochs of the weights that contribute to the rows' content (:mod:`pagedkv.blocks.epochs`). A
+plan dates the blocks that it computes. Until then, a block that the open step computes from its first token on has the
+oldest epoch of its row, if that has any, so that rows sharing the block know the age of its prefix.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
-"""Forking: new rows that share every block of another row.
+"""Forking and branching: new rows that share every block of another row, or begin with a prefix of it.
 
-Branching: new rows that begin with a prefix of another row, across groups.
-
-All is decided before anything changes: the longest prefix behind which the row still holds what the next position reads
-(:func:`~pagedkv.space.forking.longest_prefix`), and whether there are blocks to copy those inside which the
-prefix ends. Only one row is branched off; further children are forks of it, which share these copies.
+A *branch* begins with a prefix of another row, across groups. All is decided before anything changes: the longest
+prefix behind which the row still holds what the next position reads (:func:`~pagedkv.space.forking.longest_prefix`),
+and whether there are blocks to copy those inside which the prefix ends. Only one row is branched off; further children
+are forks of it, which share these copies.
 
 Full blocks are shared. The block in which the prefix ends is copied at once, not at the first write: the other row has
 more tokens in it, perhaps under a name, whereas rows that share a partly filled block otherwise have the same tokens in

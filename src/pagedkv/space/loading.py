@@ -1,23 +1,22 @@
-"""Loads: prefixes with KV that comes from elsewhere, such as another tier or another machine.
+"""Loads and tickets: blocks whose content comes from elsewhere, and blocks that an external reader holds.
 
-A load is no step and takes no row. It holds the blocks of its prefix, including the hit before them. It may be
-finished, in whole or in part, or fail, in any order and independent of the steps::
+A *load* is for a prefix with KV that comes from elsewhere, such as another tier or another machine. It is no step and
+takes no row. It holds the blocks of its prefix, including the hit before them. It may be finished, in whole or in part,
+or fail, in any order and independent of the steps::
 
     load ------------------------------> finish_load(load)           published: the next prompt hits it
       |   blocks reserved, to be filled      |                       not loaded: freed without content
       |   a match shows where a load begins  finish_load(load, 0)    it failed
 
-Before that nothing of a load is hit, since its blocks are not in the prefix index. If one step both brings content and
-computes on top of it, one call suffices: ``allocate(prompt, num_external_tokens=n)``.
+Its blocks are named when it is finished. Before that nothing of a load is hit, since its blocks are not in the prefix
+index. If one step both brings content and computes on top of it, one call suffices:
+``allocate(prompt, num_external_tokens=n)``.
 
-Blocks that are filled from outside: allocated for a prefix before they have its content, named afterwards.
-
-Tickets: references to blocks that an external reader holds, such as a tier that stores them or a sender.
-
-A ticket is one more reference to each of its blocks, beside those of the tables, and the rules for shared blocks do the
-rest: a referenced block is not handed out, evicted or counted as free; a row that writes into a partly filled block
-with another reference copies it first; rolling back into it is refused. So content that was computed when the ticket
-was given stays as it is until the ticket is released, whatever happens to the rows::
+A *ticket* is for an external reader of blocks, such as a tier that stores them or a sender. It is one more reference to
+each of its blocks, beside those of the tables, and the rules for shared blocks do the rest: a referenced block is not
+handed out, evicted or counted as free; a row that writes into a partly filled block with another reference copies it
+first; rolling back into it is refused. So content that was computed when the ticket was given stays as it is until the
+ticket is released, whatever happens to the rows::
 
     hold ------------------------------------------------> release
      |   rows are freed, swapped out, merged, grow by copies   |

@@ -1,18 +1,16 @@
 """Publishing blocks that rows complete, across groups: extra keys, digests once a lane, then the prefix index.
 
-A block is *named* while it is in the prefix index, under its group and its digest.
+A *lane* is all groups of one block size; each row has one chain of digests there. A block is *named* while it is in the
+prefix index, under its group and its digest.
 
 This module decides which of two blocks with equal content has the name. A hit in a group that keeps its whole prefix is
 verified by links from parent to child. Groups that may have lost parts of a prefix are verified by the digest chain,
 which pagedkv then computes itself.
 
-Digests of the blocks that rows complete: one chain for each row, computed once for all groups of one block size.
-
-Duplicates: live blocks with the same content as a named block, replaced by it once that is safe.
-
-Two rows may compute the same content, one after the other or in one step. The first block to be published gets the
-name (it is the *carrier*); the second stays unnamed until both are settled. Then every row that holds the duplicate is
-pointed at the carrier, and the duplicate is freed. If the carrier is gone by then, the duplicate is published instead.
+*Duplicates* are live blocks with the same content as a named block, replaced by it once that is safe. Two rows may
+compute the same content, one after the other or in one step. The first block to be published gets the name (it is the
+*carrier*); the second stays unnamed until both are settled. Then every row that holds the duplicate is pointed at the
+carrier, and the duplicate is freed. If the carrier is gone by then, the duplicate is published instead.
 """
 
 from typing import Final

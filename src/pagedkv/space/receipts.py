@@ -9,8 +9,6 @@ what they do; decision 17 has the rule for each moment. No operation reads or de
     in flight   abort            -> aborted
                 free             -> abandoned
                 mark_computed    -> declared, together with tokens that were not planned yet
-
-Receipts as numbers: what an acknowledged step adds for its rows, and for every row the blocks that it refers to.
 """
 
 from typing import Final, NamedTuple

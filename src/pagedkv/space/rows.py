@@ -19,12 +19,9 @@ are linked through ``TOUCHED``, so that the cost of a plan is proportional to th
 
     row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
 
-The retention rules: which tokens a query still needs. Groups differ in nothing else.
-
-Sources: sliding windows as in Mistral 7B (arXiv 2310.06825), sinks as in StreamingLLM (arXiv 2309.17453),
-chunked local attention as in Llama 4. A recurrent layer needs the state after the token before.
-
-Preparation of a batch of rows: checking that its rows are fit for an operation, and setting the tenant to charge.
+The retention rules say which tokens a query still needs; groups differ in nothing else. Sources: sliding windows as in
+Mistral 7B (arXiv 2310.06825), sinks as in StreamingLLM (arXiv 2309.17453), chunked local attention as in Llama 4. A
+recurrent layer needs the state after the token before.
 """
 
 import math

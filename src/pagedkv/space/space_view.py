@@ -2,8 +2,6 @@
 
 Owns the state and the step ledger of one space; :class:`~pagedkv.space.block_space.BlockSpace` changes them.
 Methods here change nothing, except that draining events empties the event buffer.
-
-The view of a space that observers get.
 """
 
 from __future__ import annotations  # help() shows the names of types, which in full would hide the rest

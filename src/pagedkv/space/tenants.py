@@ -6,12 +6,10 @@ space counts whether there are enough for a tenant. If an operation takes blocks
 enough beside the others. Their order makes no difference, since the blocks that a floor reserves are free for its
 tenant alone.
 
-Tenants that come, go and get other limits while the space is in use.
-
-A tenant's number is its place in the accounts of the pools and in the rows. The number of a removed tenant is given to
-the next new one. What a removed tenant is charged for is charged to the unnamed tenant, so nothing is evicted and hits
-stay as they are. Content that is to go with its tenant can be dropped first (:meth:`BlockSpace.forget
-<pagedkv.BlockSpace.forget>`).
+Tenants come, go and get other limits while the space is in use. A tenant's number is its place in the accounts of the
+pools and in the rows. The number of a removed tenant is given to the next new one. What a removed tenant is charged for
+is charged to the unnamed tenant, so nothing is evicted and hits stay as they are. Content that is to go with its tenant
+can be dropped first (:meth:`BlockSpace.forget <pagedkv.BlockSpace.forget>`).
 """
 
 from bisect import insort

@@ -1,7 +1,5 @@
 """Rolling rows back: drafts are rejected, reserved slots freed, the remaining tokens accepted and published.
 
-Rolling sequences back: rejected drafts, and reserved slots that were not used.
-
 Whether a row can be rolled back is checked in all groups (:func:`first_unfit_length`) before any group changes. Then
 every group shrinks, and finally the rows' lengths are set.
 """

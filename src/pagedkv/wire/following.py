@@ -1,9 +1,7 @@
-"""Following: turns the received batches of one publisher into messages for an index, in order and with repaired gaps.
+"""Turns the received batches of one publisher into messages for an index, in order and with repaired gaps.
 
 No socket, no thread, no clock: the caller passes messages and times, and takes and sends the requests. So the same code
-runs over sockets (:mod:`pagedkv.events`) and in simulations.
-
-::
+runs over sockets (:mod:`pagedkv.events`) and in simulations::
 
     received                                result
     the next batch                          Applied
@@ -17,7 +15,7 @@ runs over sockets (:mod:`pagedkv.events`) and in simulations.
 
 A follower that joins late begins with a snapshot. Batches of earlier lifetimes are always ignored.
 
-The frames of published messages, of requests and of answers, at sockets:
+At sockets, published messages, requests and answers have these frames:
 
 ===============================  =========================================================
 published                        topic, number, payload
@@ -32,8 +30,6 @@ The first four lines are the protocol of vLLM (0.33) and SGLang (0.5.23). The la
 as an answer does. A publisher without the addition reads ``snapshot`` as a number above 2^62 and answers with the end
 alone. A message that is sent again may lack the topic, as from older versions of vLLM, or the empty frame, which only a
 REQ socket needs. Number and payload are always the last two frames. A number has 8 bytes, most significant first.
-
-SentBatches keeps the latest messages of a publisher, to be sent again.
 """
 
 from collections import deque

@@ -1,23 +1,18 @@
-"""From adjusted scores to tokens: tiles of scores, thresholds of filters, noise, and the greatest sum.
+"""From adjusted scores to tokens: for each row the one with the greatest score / temperature + noise that filters keep.
 
-Scores of many rows, and the greatest of each tile of 128 tokens: where to look, without looking everywhere.
-
-The greatest scores of a row lie in the tiles with the greatest maxima, so a few of a vocabulary's 128,000 scores are
-found by reading a thousand maxima and some tiles. The maxima take one pass at the speed of memory; torch's ``argmax``
-takes several times as long on a CPU, and its ``topk`` longer.
-
-::
+Scores are looked up by tiles of 128 tokens. The greatest scores of a row lie in the tiles with the greatest maxima, so
+a few of a vocabulary's 128,000 scores are found by reading a thousand maxima and some tiles. The maxima take one pass
+at the speed of memory; torch's ``argmax`` takes several times as long on a CPU, and its ``topk`` longer::
 
     scores[row]  | tile 0: 128 tokens | tile 1 | ... | last tile, perhaps shorter |
     maxima[row]  | greatest           | ...
 
-Gumbel noise without a state: a hash of seed, sample, position and token id.
-
-The index of the greatest ``logit / temperature + noise`` is a sample of the softmax (E. J. Gumbel, *Statistical Theory
-of Extreme Values*, 1954; C. J. Maddison, D. Tarlow, T. Minka, "A* Sampling", 2014, section 2). Since the noise depends
-on these four numbers alone, a request draws the same tokens in any batch, after any preemption, and for any number of
-positions that one step samples. Two machines may draw different tokens only if the difference between the two greatest
-sums is smaller than the rounding differences of their logits.
+Noise is Gumbel noise without a state: a hash of seed, sample, position and token id. The index of the greatest
+``logit / temperature + noise`` is a sample of the softmax (E. J. Gumbel, *Statistical Theory of Extreme Values*, 1954;
+C. J. Maddison, D. Tarlow, T. Minka, "A* Sampling", 2014, section 2). Since the noise depends on these four numbers
+alone, a request draws the same tokens in any batch, after any preemption, and for any number of positions that one step
+samples. Two machines may draw different tokens only if the difference between the two greatest sums is smaller than the
+rounding differences of their logits.
 
 The hash is SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
 2014, section 3, with the constants of its final version): a counter, and a mixing function::
@@ -28,17 +23,14 @@ The hash is SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, "Fast Splittable Pseu
 so the words of a position's tokens are the stream of SplitMix64 seeded with its key. The arithmetic is int64 with
 wrap-around, so every device computes the same bits.
 
-Which tokens may be drawn, as one number a row: the least score that is kept.
-
-Top-k, top-p and min-p each keep a row's greatest scores, so each is a threshold, and together they are the greatest of
-three. No mask is made and no vocabulary is sorted, as long as what is kept is among the :data:`WINDOW` greatest.
+Filters are one number a row: the least score that is kept. Top-k, top-p and min-p each keep a row's greatest scores, so
+each is a threshold, and together they are the greatest of three. No mask is made and no vocabulary is sorted, as long
+as what is kept is among the :data:`WINDOW` greatest.
 
 The order is that of transformers: temperature, top-k, top-p over what top-k left, min-p over what both left. Scores are
 never divided by the temperature where they stand, only where their probabilities are needed. Equal scores share a
 fate: all that equal the last one are kept, where transformers keeps, by top-p, those that its sort put last. So a
 result hangs on no sort's order, and on no place in the batch.
-
-Draws a token for each row: the one with the greatest score / temperature + noise, among those that filters keep.
 
 Noise is computed only for tokens that may win. If the filters keep no more than a window of the greatest scores, these
 tokens are perturbed. Otherwise the greatest score and the greatest hash of a tile give an upper bound of its sums, and

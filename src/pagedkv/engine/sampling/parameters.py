@@ -1,14 +1,11 @@
-"""The parameters of a request's sampling, and its bad words.
+"""The parameters of a request's sampling, and its bad words, independent of logits and batches.
 
-Words that must not be generated: which token each of them forbids after what stands there now.
+Everything is checked here that needs no model; whether token ids lie inside the vocabulary is checked where a sequence
+begins (:mod:`.sequence`).
 
-A word of one token is always forbidden. A longer one forbids its last token where its others stand right before; they
-are found by the token that stands last, so a step costs the words that end in it, not all words.
-
-SamplingParams: the parameters of a request's sampling; one value, checked when it is made.
-
-Independent of logits and batches. Everything is checked that needs no model; whether token ids lie inside the
-vocabulary is checked where a sequence begins (:mod:`.sequence`).
+A bad word must not be generated. One of one token is always forbidden. A longer one forbids its last token where its
+others stand right before; they are found by the token that stands last, so a step costs the words that end in it, not
+all words.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,11 +1,8 @@
 """Chooses the parser of a model's answers: by name, or by the markers in its tokenizer's chat template.
 
-A ReasoningParser splits off the reasoning at an answer's beginning; another parser reads the rest.
-
-The formats of calls follow, and at last the response templates of transformers. Calls as Hermes 2 Pro and Qwen 2.5 and
-3 write them, by their model cards.
-
-::
+A :class:`ReasoningParser` splits off the reasoning at an answer's beginning; another parser reads the rest: calls in
+one of three formats, or a response template of transformers. Hermes 2 Pro and Qwen 2.5 and 3 write calls as follows, by
+their model cards::
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -13,9 +10,7 @@ The formats of calls follow, and at last the response templates of transformers.
 
 The closing marker may be absent. White space around a call belongs to the format.
 
-Calls as Llama 3.1 to 3.3 write them, by their model cards: JSON with ``parameters``.
-
-::
+Llama 3.1 to 3.3 write JSON with ``parameters``, by their model cards::
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
     <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "get_time", "parameters": {}}
@@ -23,9 +18,7 @@ Calls as Llama 3.1 to 3.3 write them, by their model cards: JSON with ``paramete
 An object without the marker is a call only at the answer's beginning or after another call, since text may contain
 JSON. After the marker, code that is not a JSON object is text.
 
-Calls as Mistral's models write them, by mistral-common's tokenizers.
-
-::
+Mistral's models write one of these, by mistral-common's tokenizers::
 
     [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]            versions 2 and 3
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{}        version 13

@@ -1,4 +1,4 @@
-"""The arrays of the learning policy: their columns and sizes.
+"""The arrays of the learning policy, and the numbers in them: ages of runs, bins of ages, and classes of similar runs.
 
 Bytes a block of a pool of C blocks, beside those of the pool::
 
@@ -10,12 +10,11 @@ since. Runs have serial numbers, stored in 31 bits; the number in a block's or a
 is still in the ring. A block *requested* since its release stores the number negated: the run still determines its
 class.
 
-The age of a run, in ticks of the clock and in blocks served since, and its bin of ages.
+The age of a run is measured in ticks of the clock and in blocks served since. Bins of ages grow by the fourth root of
+two. The first ends at half a second (or 32 blocks), and the last has no end. Ages are stored in 31 bits: 407 days of
+ticks. Without a clock, a block served counts as a tick.
 
-Bins grow by the fourth root of two. The first ends at half a second (or 32 blocks), and the last has no end. Ages are
-stored in 31 bits: 407 days of ticks. Without a clock, a block served counts as a tick.
-
-Classes of similar runs: the features of a run when it is released, and its leaves in three trees.
+A run's classes are its leaves in three trees, by its features when it is released:
 
 ========  ==============================================================================================
 feature   meaning

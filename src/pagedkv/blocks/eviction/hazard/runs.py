@@ -1,8 +1,9 @@
-"""The content that LRU would have cached, and a limit on departures from it, which bounds the loss of wrong estimates.
+"""Runs of blocks, from their release until they are forgotten: their ring, their ghosts, their leaves, and LRU's part.
 
-Runs are in the ring in the order of their release, without the blocks that were requested since. So the alive blocks of
-the latest runs are LRU's stack (Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal
-9(2), 1970). LRU would have as many of them as there is room for, down to the *horizon*. No second cache is simulated::
+Runs are in the ring in the order of their release, without the blocks that were requested since; the oldest are
+removed. So the alive blocks of the latest runs are LRU's stack (Mattson et al., "Evaluation techniques for storage
+hierarchies", IBM Systems Journal 9(2), 1970). LRU would have as many of them as there is room for, down to the
+*horizon*. No second cache is simulated::
 
     runs by release    removed | beyond: LRU has evicted it | horizon: LRU has its head | within: LRU has it
 
@@ -20,21 +21,15 @@ Where a hit needs blocks of several groups (``IN_SETS``), a single missing block
 the expected loss at first. Blocks that were cached, but computed again because other blocks of the hit were missing,
 count as lost with these.
 
-Serial numbers of runs, stored by blocks and ghosts, and whether such a run is still in the ring.
+The ghosts of evicted blocks are a table of fragments of digests, each with the run of its block. Only two loops access
+it (:func:`leave_ghost`, :func:`take_ghost`). A matching fragment is probably the same content: it affects the value of
+a block, and is never evidence for a hit. A digest leads to a row of eight ghosts, one cache line. A new ghost
+overwrites one of a removed run, else the one of the oldest run.
 
-Evicted blocks: a table of fragments of digests, each with the run of its block.
-
-Only two loops access the table. A matching fragment is probably the same content: it affects the value of a block, and
-is never evidence for a hit. A digest leads to a row of eight ghosts, one cache line. A new ghost overwrites one of a
-removed run, else the one of the oldest run.
-
-Runs: stretches of a sequence that were released together, in a ring by time, from which the oldest are removed.
-
-The leaves: unreferenced cached blocks without unreferenced cached children. These may be evicted.
-
-A block, in use or not, counts its children that are free and cached. It is a leaf while it is free and has none. Where
-whole prefixes are kept, a free block has no child in use; the blocks behind a window may be evicted even while their
-sequence continues. Only the last cached block of a run can be a leaf, so drawing a leaf means drawing a run.
+Only leaves may be evicted: unreferenced cached blocks without unreferenced cached children. A block, in use or not,
+counts its children that are free and cached. It is a leaf while it is free and has none. Where whole prefixes are kept,
+a free block has no child in use; the blocks behind a window may be evicted even while their sequence continues. Only
+the last cached block of a run can be a leaf, so drawing a leaf means drawing a run.
 
 A leaf's row, in a dense array, contains copies of the fields of its run that determine its value. Runs of free blocks
 do not change, so the copies stay right, and reading a drawn leaf touches one cache line instead of three. Every
