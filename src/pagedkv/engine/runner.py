@@ -337,7 +337,6 @@ class ModelRunner:
         self._captured = captured
         self._uncaptured = uncaptured
         self._compiled = compiled
-        self._implementation = IMPLEMENTATION if compiled is None else COMPILED
         self._replays_steps = replays_steps
         self._model = model
         self._groups = groups
@@ -355,6 +354,10 @@ class ModelRunner:
     def capture_state(self) -> CaptureState:
         """The sizes of passes that are captured as graphs, and the reason where none are."""
         return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
+
+    @property
+    def _implementation(self) -> str:
+        return IMPLEMENTATION if self._compiled is None else COMPILED
 
     def prepare(self, max_places: int) -> MemoryUse:
         """Compile the model, measure its largest step, and capture graphs; before the first step.
