@@ -7,5 +7,6 @@
     recording    a running engine's events, joined with its log
 
 Beside it stand :mod:`pagedkv.models` (a model's groups and bytes, read from its config), :mod:`pagedkv.simulation` (a
-trace through the space, on a virtual clock or one request at a time) and :mod:`pagedkv.report` (a page with the results).
+trace through the space, on a virtual clock or one request at a time) and :mod:`pagedkv.report` (a page with the
+results).
 """
