@@ -116,7 +116,7 @@ def answer_for_whole(
 
     Raises:
         TokenError: the whole prompt does not begin with ``tokens``, or is not the prompt of ``answer``; see also
-            :func:`~pagedkv.space.matching.prepare_prompt`.
+            :func:`~pagedkv.space.hits.prepare_prompt`.
     """
     prompt = prepare_prompt(state, whole, keys, None, 0)
     require_beginning(prompt.tokens, tokens)

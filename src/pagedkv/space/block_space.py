@@ -183,7 +183,7 @@ class BlockSpace(SpaceView):
                 states the tenant's share. None: no tenant, with neither cap nor floor.
 
         Raises:
-            TokenError, ConfigurationError: see :func:`~pagedkv.space.matching.prepare_prompt`; ``match`` is the
+            TokenError, ConfigurationError: see :func:`~pagedkv.space.hits.prepare_prompt`; ``match`` is the
                 answer for another prompt, other keys or another space, or the tokens were overwritten since; ``prompt``
                 does not begin with ``token_ids``, or differs from the prompt of ``match``; ``continues`` is no
                 receipt, or the space keeps none; there is no such tenant.

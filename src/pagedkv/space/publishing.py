@@ -139,7 +139,7 @@ def _sweep_keys(state: SpaceState) -> None:
     state.keys_before_sweep = max(state.keys_before_sweep, 2 * len(state.extra_keys))
 
 
-# Fields of a duplicate. They include lives, since blocks may have other content by the time it is merged (merging.py).
+# Fields of a duplicate. They include lives, since blocks may have other content by the time it is merged.
 # They do not include the row, which may be gone by then, while its forks refer to the block.
 INDEX: Final = 0  # logical block
 BLOCK: Final = 1
