@@ -84,7 +84,7 @@ async def _ask(  # noqa: PLR0913, PLR0917 - a prompt, chances, and where to note
         "temperature": 0,
     }
     if first < mix.bad:
-        answer = await client.post(path, content=b'{"messages": [')
+        answer = await client.post(path, content=b'{"messages": [', headers={"Content-Type": "application/json"})
         heard.statuses[answer.status_code] = heard.statuses.get(answer.status_code, 0) + 1
         return
     if first < mix.bad + mix.streamed:

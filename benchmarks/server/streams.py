@@ -47,7 +47,9 @@ def body_of(prompt: str, max_tokens: int, **more: Any) -> bytes:  # noqa: ANN401
     """Write a request."""
     wish = {"model": "demo", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
     body = json.dumps({**wish, "temperature": 0, "ignore_eos": True, **more}).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 

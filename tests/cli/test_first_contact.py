@@ -38,6 +38,8 @@ def test_help_has_a_short_name(command: tuple[str, ...]) -> None:
         ("--max-body 32", "--max-body 32 has no unit: write 32MB"),
         ("--request-log gone/log.jsonl", "there is no folder gone"),
         ("--tier host", "a tier is host:SIZE"),
+        ("--host 0.0.0.0", "--host 0.0.0.0 can be reached from other machines, and there are no API keys"),
+        ("--host 203.0.113.77 --without-keys", "the server cannot listen at 203.0.113.77:8000"),
     ],
 )
 def test_a_server_refuses_wrong_options_before_torch_is_imported(

@@ -3,13 +3,11 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import torch
-import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -17,8 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pagedkv.engine import LLM, EngineConfig
 from pagedkv.engine.sampling import BatchSampler, Place, SampledTokens, WaitingRow
+from pagedkv.listening import bound
 from pagedkv.server import Access, LocalEngine, OpenAccess, ServerConfig, Service, create_app
-from pagedkv.server.running import uvicorn_config
+from pagedkv.server.running import DrainingServer, uvicorn_config
 from pagedkv.tiers import Tier
 
 PATIENCE_S: Final = 120.0
@@ -170,7 +169,20 @@ def running(
     adds: Callable[[FastAPI, Service], None] | None = None,
     send_nbytes: int | None = None,
 ) -> Iterator[str]:
-    """Run a server on a free port; yield its address.
+    """Run a server on a free port; yield its address. The arguments are those of :func:`running_server`."""
+    with running_server(service, app, adds=adds, send_nbytes=send_nbytes) as (url, _):
+        yield url
+
+
+@contextmanager
+def running_server(
+    service: Service,
+    app: ASGIApp | None = None,
+    *,
+    adds: Callable[[FastAPI, Service], None] | None = None,
+    send_nbytes: int | None = None,
+) -> Iterator[tuple[str, DrainingServer]]:
+    """Run a server on a free port; yield its address, and the server.
 
     Args:
         service: what serves.
@@ -181,20 +193,18 @@ def running(
     own = create_app(service)
     if adds is not None:
         adds(own, service)
-    server = uvicorn.Server(uvicorn_config(own if app is None else app, service, host=HOST, port=0))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until = time.monotonic() + PATIENCE_S
-    while not server.started:
-        assert thread.is_alive(), "the server ended before it began"
-        assert time.monotonic() < until, "the server did not begin"
-        thread.join(0.01)
-    (listening,) = server.servers[0].sockets
+    sockets = bound(HOST, 0)
     if send_nbytes is not None:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_nbytes)
-    port = listening.getsockname()[1]
+        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_nbytes)
+    started = threading.Event()
+    server = DrainingServer(
+        uvicorn_config(own if app is None else app, service, host=HOST, port=0), service, started.set
+    )
+    thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
+    thread.start()
     try:
-        yield f"http://127.0.0.1:{port}"
+        assert started.wait(PATIENCE_S), "the server did not begin"
+        yield f"http://{HOST}:{sockets[0].getsockname()[1]}", server
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)

@@ -317,7 +317,7 @@ def test_tokens_and_back(server: Running) -> None:
 def test_a_body_that_is_none_is_refused(body: bytes, server: Running) -> None:
     with httpx.Client(base_url=server.url) as http:
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
-            answer = http.post(path, content=body)
+            answer = http.post(path, content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code == 400
             assert answer.json()["error"]["type"] == "invalid_request_error"
 

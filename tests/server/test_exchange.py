@@ -17,6 +17,7 @@ from tests.server.conftest import Running
 from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running
 
 LONG: Final = {"model": "small", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+JSON: Final = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +84,13 @@ def test_a_deadline_ends_an_answer(served: Running) -> None:
 
 def test_a_large_body_is_refused(served: Running) -> None:
     large = json.dumps(body("x" * 30_000)).encode()
-    assert httpx.post(f"{served.url}/v1/chat/completions", content=large).status_code == 413
+    assert httpx.post(f"{served.url}/v1/chat/completions", content=large, headers=JSON).status_code == 413
 
     def pieces() -> Iterator[bytes]:
         for start in range(0, len(large), 1000):
             yield large[start : start + 1000]
 
-    answer = httpx.post(f"{served.url}/v1/chat/completions", content=pieces())
+    answer = httpx.post(f"{served.url}/v1/chat/completions", content=pieces(), headers=JSON)
     assert answer.status_code == 413
     assert "20,000 bytes" in answer.json()["error"]["message"]
 

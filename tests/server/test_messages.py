@@ -325,7 +325,7 @@ def test_what_cannot_be_served_is_refused(
 )
 def test_a_body_that_is_none_is_refused(body: bytes, server: Running) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        answer = httpx.post(f"{server.url}{path}", content=body)
+        answer = httpx.post(f"{server.url}{path}", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 400
         assert answer.json()["type"] == "error"
         assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -266,3 +266,21 @@ def test_a_long_request_holds_few_rows_back(tmp_path: Path) -> None:
     log.served(Served(asks[5], 0.0, 9.0, [], None))
     log.close()
     assert [json.loads(line)["arrival_s"] for line in path.read_text().splitlines()[1:]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_a_full_disk_did_not_take_is_told_with_the_name_of_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "served.jsonl"
+    service = make_service(Script())
+    log = RequestLog(path, 16)
+    log._file.close()
+    log._file = Path("/dev/full").open("wb")  # noqa: SIM115 - the log closes it
+    service.on_arrived.append(log.arrived)
+    service.on_served.append(log.served)
+    with running(service) as url:
+        wish = {"model": "small", "prompt": "first", "max_tokens": 2}
+        assert httpx.post(f"{url}/v1/completions", json=wish, timeout=60).status_code == 200
+    assert "No space left on device: '/dev/full'" in caplog.text
+    with pytest.raises(OSError, match="/dev/full"):
+        log.close()

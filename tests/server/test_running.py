@@ -1,11 +1,12 @@
-"""Clients that stop in the middle, over real sockets: of a header, of a body, of reading an answer."""
+"""Clients that stop in the middle, or send without an end, over real sockets."""
 
 import json
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -16,12 +17,13 @@ from starlette.types import Receive, Scope, Send
 from pagedkv.errors import ConfigurationError
 from pagedkv.server import ServerConfig, Service
 from tests.server.conftest import Running
-from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running
+from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running, running_server
 from tests.server.test_exchange import wait_until_idle
 from tests.server.test_metrics import numbers
 
 DEADLINES: Final[dict[str, Any]] = {"header_deadline_s": 0.2, "body_deadline_s": 0.2, "write_deadline_s": 0.2}
-HEAD: Final = b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"
+JSON: Final = b" HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+HEAD: Final = b"POST /v1/chat/completions" + JSON
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +137,133 @@ def test_a_last_answer_that_is_not_read_ends_its_connection(served: Running) -> 
 def test_deadlines_are_above_zero(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         ServerConfig("small", **cast("dict[str, Any]", {name: 0}))
+
+
+def endless(begin: bytes, piece: bytes) -> Iterator[bytes]:
+    """Write 64 MiB of a request that never ends."""
+    yield begin
+    for _ in range(2**26 // 2**16):
+        yield piece * (2**16 // len(piece))
+
+
+CHUNKED: Final = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"GET / HTTP/1.1\r\n", b"a: b\r\n"),
+        (b"GET / HTTP/1.1\r\n", b"a: " + b"b" * 1000 + b"\r\n"),
+        (b"GET / HTTP/1.1\r\na: ", b"b"),
+        (b"GET / HTTP/1.1\r\n", b"b"),
+        (b"GET /", b"b"),
+        (CHUNKED + b"1\r\n{\r\n0\r\n", b"a: b\r\n"),
+        (CHUNKED + b"1\r\n{\r\n0\r\na: ", b"b"),
+        (CHUNKED + b"1;", b"b"),
+    ],
+    ids=["many", "large", "one value", "one name", "path", "trailers", "one trailer", "extension of a chunk"],
+)
+def test_headers_without_an_end_end_their_connection(server: Running, begin: bytes, piece: bytes) -> None:
+    """Of 64 MiB the server takes what fits into its bounds and the buffers of sockets, and keeps nothing of it."""
+    num_sent = 0
+    tracemalloc.start()
+    try:
+        with connected(server.url) as client, suppress(BrokenPipeError, ConnectionResetError):
+            for sent in endless(begin, piece):
+                client.sendall(sent)
+                num_sent += len(sent)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_sent < 2**24
+    assert most < 2**21
+
+
+def test_a_large_header_is_answered_431(server: Running) -> None:
+    with connected(server.url) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 300)
+        assert client.recv(65536).startswith(b"HTTP/1.1 431 ")
+
+
+def test_headers_within_the_bounds_are_taken_on_one_connection_again_and_again(server: Running) -> None:
+    """The bounds are those of a request."""
+    headers = {f"x-{number}": "b" * 200 for number in range(240)}
+    with httpx.Client(base_url=server.url) as client:
+        for _ in range(3):
+            assert client.get("/health", headers=headers).status_code == 200
+
+
+def test_requests_that_wait_for_an_answer_are_bounded(server: Running) -> None:
+    wish = {"model": "small", "prompt": "first", "max_tokens": 500, "ignore_eos": True}
+    body = json.dumps(wish).encode()
+    with connected(server.url) as client:
+        client.sendall(b"POST /v1/completions" + JSON % len(body) + body + b"GET /health HTTP/1.1\r\n\r\n" * 100)
+        with suppress(ConnectionResetError):
+            assert read_all(client).count(b"HTTP/1.1 ") <= 1
+    wait_until_idle(server.service)
+
+
+def test_a_server_that_drains_says_so_on_its_socket_and_ends_what_is_under_way() -> None:
+    service = make_service(Script())
+    wish = {"model": "small", "prompt": "first", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with (
+        running_server(service) as (url, server),
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        client.stream("POST", "/v1/completions", json=wish) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        assert client.get("/ready").status_code == 200
+        server.should_exit = True
+        until = time.monotonic() + PATIENCE_S
+        while not service.is_draining:
+            assert time.monotonic() < until, "the server does not drain"
+        with httpx.Client(base_url=url) as newcomer:
+            assert newcomer.get("/ready").status_code == 503
+            refused = newcomer.post("/v1/completions", json=wish)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        *_, last = filter(None, lines)
+    assert last == "data: [DONE]"
+
+
+@pytest.mark.parametrize("outlives", [False, True])
+def test_a_server_ends_with_its_engine_unless_it_is_to_go_on(outlives: bool) -> None:  # noqa: FBT001 - a parameter
+    service = make_service(Script(), outlives_engine=outlives)
+    with running_server(service) as (url, server):
+        local_engine(service).running.close()
+        until = time.monotonic() + PATIENCE_S
+        while not (server.has_lost_engine or (outlives and httpx.get(f"{url}/health").status_code == 503)):
+            assert time.monotonic() < until, "the server does not notice"
+    assert server.has_lost_engine is not outlives
+
+
+def test_bodies_that_a_browser_posts_for_any_page_are_refused(server: Running) -> None:
+    """A page may post these types without asking first, and a body without a type."""
+    wish = json.dumps({"model": "small", "prompt": "first", "max_tokens": 1})
+    paths = [
+        *("chat/completions", "completions", "responses", "messages", "messages/count_tokens"),
+        *("../tokenize", "../detokenize"),
+    ]
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        headers = {"content-type": content_type} if content_type else {}
+        for path in paths:
+            answer = httpx.post(f"{server.url}/v1/{path}", content=wish, headers=headers)
+            assert answer.status_code == 415, (path, content_type)
+            assert "application/json" in answer.json()["error"]["message"]
+    for content_type in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"):
+        answer = httpx.post(f"{server.url}/v1/completions", content=wish, headers={"content-type": content_type})
+        assert answer.status_code == 200
+
+
+def test_pages_of_named_origins_alone_may_call() -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    chat, other = "https://chat.example.com", "https://other.example.com"
+    service = make_service(Script(), cors_origins=(chat,))
+    with running(service) as url:
+        preflight = httpx.options(f"{url}/v1/chat/completions", headers={**asked, "origin": chat})
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == chat
+        answer = httpx.get(f"{url}/v1/models", headers={"origin": chat})
+        assert answer.headers["access-control-allow-origin"] == chat
+        assert "access-control-allow-origin" not in httpx.get(f"{url}/v1/models", headers={"origin": other}).headers
+        assert httpx.options(f"{url}/v1/models", headers={**asked, "origin": other}).status_code == 400

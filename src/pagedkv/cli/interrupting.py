@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 EXIT_WRONG_ANSWERS: Final = 1
 EXIT_USER_ERROR: Final = 2
+EXIT_ENGINE_ENDED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
 INTERRUPTED_EARLY: Final = "interrupted before there was a result; nothing was written"

@@ -16,7 +16,6 @@ import ipaddress
 import math
 import os
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -31,6 +30,7 @@ from typer.models import OptionInfo
 from pagedkv.cli.user_errors import reported
 from pagedkv.contract.space_config import EVICTION_POLICIES, SpaceConfig
 from pagedkv.errors import ConfigurationError
+from pagedkv.listening import bound
 from pagedkv.models.memory import GIB
 from pagedkv.models.presets import model_names
 from pagedkv.tiers import parse_nbytes
@@ -427,16 +427,8 @@ def require_free(host: str, port: int, host_option: str = "--host", port_option:
     Raises:
         ConfigurationError: the port is in use, or the machine has no such address.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as listening:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-    except OSError as problem:
-        raise ConfigurationError(
-            f"the server cannot listen at {host}:{port} ({problem.strerror}): name another {host_option} or "
-            f"{port_option}"
-        ) from None
+    for each in bound(host, port, host_option, port_option):
+        each.close()
 
 
 LARGEST_PORT: Final = 65_535

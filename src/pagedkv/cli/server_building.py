@@ -11,6 +11,7 @@ import typer
 
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.engine import EngineConfig
+from pagedkv.errors import OutputError
 from pagedkv.routing import Routing
 from pagedkv.server import (
     Access,
@@ -237,7 +238,12 @@ def warnings_shown() -> Iterator[None]:
 
 @contextmanager
 def log_requests(service: Service, path: Path | None, *, writes_tokens: bool) -> Iterator[None]:
-    """Write a trace of the served requests, while this is open. Raises ConfigurationError for an invalid path."""
+    """Write a trace of the served requests, while this is open.
+
+    Raises:
+        ConfigurationError: the path is invalid.
+        OutputError: the last rows cannot be written.
+    """
     if path is None:
         yield
         return
@@ -247,4 +253,7 @@ def log_requests(service: Service, path: Path | None, *, writes_tokens: bool) ->
     try:
         yield
     finally:
-        log.close()
+        try:
+            log.close()
+        except OSError as problem:
+            raise OutputError(f"the request log is not complete: {problem}") from problem

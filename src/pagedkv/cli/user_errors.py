@@ -7,6 +7,7 @@ an answer of an engine is wrong                       1
 a bad trace, size, option, engine or output file      2
 a model or a prompt that is refused                   2
 an extra of pagedkv is not installed                  2
+the engine of a server has ended by itself            3
 Ctrl-C                                                130
 SIGTERM                                               143
 ====================================================  =========

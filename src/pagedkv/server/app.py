@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from pagedkv.server.anthropic.bodies import AnthropicError, CountRequest, MessageBody, MessagesRequest, TokenCount
@@ -76,6 +77,7 @@ ERRORS: Final[Mapping[int, str]] = {
     403: "A key without the rights that the request needs.",
     404: "No such model, message or response.",
     413: "The body is larger than the server takes.",
+    415: "The body's content type is not JSON.",
     429: "The queue is full.",
     500: "A fault of the server.",
     501: "A package that the request needs is not installed.",
@@ -168,6 +170,10 @@ def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
+    if service.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=service.config.cors_origins, allow_methods=["*"], allow_headers=["*"]
+        )
     add_error_answers(app, service.note_refused)
     _add_health(app, service)
     _add_openai(app, service)

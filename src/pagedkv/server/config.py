@@ -32,6 +32,9 @@ class ServerConfig:
     Args:
         model_name: the model's name for clients; requests that name another one are refused.
         max_body_nbytes: the largest body of a request, in bytes.
+        max_header_nbytes: the largest header section of a request, request line included, in bytes; else its
+            connection ends with 431.
+        max_headers: most headers of a request; else the same.
         max_waiting: most requests that wait for admission; further ones are answered 429.
         max_prompts: most prompts of one request of ``/v1/completions``.
         max_answers: most answers of one request (``n`` times its prompts).
@@ -42,6 +45,8 @@ class ServerConfig:
         write_deadline_s: seconds in which a client must read a full write buffer, some 64 KiB; else its connection and
             its request end.
         drain_s: seconds that requests under way have left once the server is stopped.
+        outlives_engine: whether the server goes on, and answers 503, after its engine has ended.
+        cors_origins: origins of web pages that may call the server, such as https://chat.example.com; ``*``: all.
         kept_tokens: most tokens of prompts and answers that are kept, 4 bytes each. A conversation's next turn reuses
             the exact tokens of its last answer from them. 0: none are kept.
         tool_parser: reads tool calls out of an answer: ``auto`` (by the tokenizer's template), a parser's name, or
@@ -51,6 +56,8 @@ class ServerConfig:
 
     model_name: str
     max_body_nbytes: int = 32 * MIB
+    max_header_nbytes: int = 64 * 2**10
+    max_headers: int = 256
     max_waiting: int = 1024
     max_prompts: int = 128
     max_answers: int = 128
@@ -59,6 +66,8 @@ class ServerConfig:
     body_deadline_s: float = 120.0
     write_deadline_s: float = 60.0
     drain_s: float = 30.0
+    outlives_engine: bool = False
+    cors_origins: tuple[str, ...] = ()
     kept_tokens: int = 4_000_000
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -66,7 +75,14 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model_name, str) or not self.model_name:
             raise ConfigurationError(f"model_name must be a text with at least one character, got {self.model_name!r}")
-        for name in ("max_body_nbytes", "max_waiting", "max_prompts", "max_answers"):
+        for name in (
+            "max_body_nbytes",
+            "max_header_nbytes",
+            "max_headers",
+            "max_waiting",
+            "max_prompts",
+            "max_answers",
+        ):
             as_count(getattr(self, name), name, least=1)
         as_count(self.kept_tokens, "kept_tokens")
         for name in ("deadline_s", "header_deadline_s", "body_deadline_s", "write_deadline_s"):

@@ -8,6 +8,7 @@
     403     permission_error         permission_error        a key without the rights that the path needs
     404     not_found_error          not_found_error         no such path, model or message
     413     invalid_request_error    request_too_large       the body is larger than the server takes
+    415     invalid_request_error    invalid_request_error   the body's content type is not JSON
     429     rate_limit_error         rate_limit_error        the queue is full: Retry-After has the seconds to wait
     405     invalid_request_error    invalid_request_error   no such method of a path
     500     server_error             api_error               a fault of the server
@@ -49,6 +50,7 @@ OPENAI_TYPES: Final = {
     404: "not_found_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     422: "invalid_request_error",
     429: "rate_limit_error",
     504: "timeout",
@@ -60,6 +62,7 @@ ANTHROPIC_TYPES: Final = {
     404: "not_found_error",
     405: "invalid_request_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -77,6 +80,7 @@ REASONS: Final = {
     404: "not_found",
     405: "no_such_method",
     413: "body_too_large",
+    415: "not_json",
     422: "invalid",
     429: "queue_full",
 }
@@ -223,6 +227,7 @@ def as_sendable(problem: Exception) -> PagedKVError:
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 TOO_LARGE: Final = 413
+JSON: Final = "application/json"
 B = TypeVar("B", bound="Body")
 COMPONENTS: Final = "#/components/schemas/{model}"
 
@@ -286,10 +291,17 @@ class Body(BaseModel):
 async def read_body(request: Request, model: type[B]) -> B:
     """Read a body.
 
+    Its content type must be JSON: a page of any web site may let a browser post other types, or none, to a server that
+    only this machine reaches.
+
     Raises:
         ApiError: the body is not JSON, or invalid for the path; the message names the first invalid field.
         HTTPException: the body is too large.
     """
+    announced = request.headers.get("content-type", "")
+    content_type = announced.partition(";")[0].strip().lower()
+    if content_type != JSON and not content_type.endswith("+json"):
+        raise ApiError(415, f"the header Content-Type must be {JSON}, got {announced[:100]!r}")
     raw = await request.body()
     try:
         return model.read(raw)

@@ -11,7 +11,8 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Final, final
@@ -112,7 +113,8 @@ class RequestLog:
         for _, rows in self._rows.values():
             self._write(rows or [])
         self._rows.clear()
-        self._file.close()
+        with self._naming_file():
+            self._file.close()
 
     def _rows_of(self, served: Served, arrival_s: float) -> list[dict[str, Any]]:
         status = "left" if served.has_left else "answered"
@@ -165,6 +167,15 @@ class RequestLog:
         return block_ids
 
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        for row in rows:
-            self._file.write(msgspec.json.encode(row) + b"\n")
-        self._file.flush()
+        with self._naming_file():
+            for row in rows:
+                self._file.write(msgspec.json.encode(row) + b"\n")
+            self._file.flush()
+
+    @contextmanager
+    def _naming_file(self) -> Iterator[None]:
+        """Let errors of the system name the file."""
+        try:
+            yield
+        except OSError as problem:
+            raise OSError(problem.errno, problem.strerror, self._file.name) from problem

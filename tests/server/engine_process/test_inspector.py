@@ -204,7 +204,8 @@ def test_the_command_starts_an_inspector_wherever_the_engine_is(has_own_process:
 def test_a_killed_engine_ends_the_stream_and_every_path_says_so(folder: Path) -> None:
     with ExitStack() as stack:
         engine = stack.enter_context(ProcessEngine(ProcessSpec(str(folder), "float32", CONFIG, inspector="blocks")))
-        service = Service(engine, ServerConfig("small"), OpenAccess(), tokenizer=tokenizer_of(str(folder)))
+        config = ServerConfig("small", outlives_engine=True)
+        service = Service(engine, config, OpenAccess(), tokenizer=tokenizer_of(str(folder)))
         assert engine.inspected is not None
         inspected = engine.inspected
         url = stack.enter_context(running(service, adds=lambda app, _: add_inspected(app, service, inspected)))

@@ -11,12 +11,13 @@ import typer
 
 from pagedkv.api_keys import KeyOwner, entry_of, new_key as make_key, parse_key_file, read_key_file
 from pagedkv.cli.engine_options import EngineOptions
-from pagedkv.cli.interrupting import INTERRUPTED_BEFORE_SERVING, leaving_at_once
-from pagedkv.cli.options import command, flag, option, parse_size_with_unit, require_free
+from pagedkv.cli.interrupting import EXIT_ENGINE_ENDED, INTERRUPTED_BEFORE_SERVING, leaving_at_once
+from pagedkv.cli.options import command, flag, is_loopback, option, parse_size_with_unit
 from pagedkv.cli.output_files import atomic_file, require_writable
 from pagedkv.cli.progress import prepare, working
 from pagedkv.contract.arguments import as_choice
-from pagedkv.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError, EngineError
+from pagedkv.listening import bound
 from pagedkv.model_folder import DEMO, require_model
 from pagedkv.routing import ROUTINGS, Routing
 
@@ -27,7 +28,7 @@ CLUSTER: Final = "Replicas"
 
 
 @command
-def serve(  # noqa: PLR0913 - typer needs a parameter for each option
+def serve(  # noqa: C901, PLR0913 - typer needs a parameter for each option; each is checked where it is said
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="Folder of a model, its name on the hub of Hugging Face, or demo."),
@@ -38,6 +39,12 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     port: Annotated[int, option("N", "Port to listen at.", panel=SERVER)] = 8000,
     name: Annotated[str | None, option("TEXT", "The model's name for clients. Default: MODEL's.", panel=SERVER)] = None,
     api_keys: Annotated[Path | None, option("FILE", "API keys and their tenants, as TOML.", panel=SERVER)] = None,
+    without_keys: Annotated[bool, flag("Serve other machines although there are no API keys.", panel=SERVER)] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        option("ORIGIN", "Origin of pages that may call the server; may be repeated.", panel=SERVER),
+    ] = None,
+    outlive_engine: Annotated[bool, flag("Go on and answer 503 if the engine ends by itself.", panel=SERVER)] = False,
     max_waiting: Annotated[int, option("N", "Most requests that wait; further ones get 429.", panel=SERVER)] = 1024,
     max_body: Annotated[str, option("SIZE", "The largest body of a request.", panel=SERVER)] = "32MiB",
     deadline: Annotated[
@@ -102,11 +109,13 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
             "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
         )
     _require_usable(engine, api_keys, request_log)
+    if api_keys is None and not without_keys:
+        _require_loopback(host)
     routed = cast("Routing", as_choice(routing, ROUTINGS, "--routing"))
     for folder in (model, engine.draft_model):
         if folder not in {DEMO, None}:
             require_model(str(folder))
-    require_free(host, port)
+    sockets = bound(host, port, "--host", "--port")
     with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
@@ -122,6 +131,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         drain_s=drain,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
+        outlives_engine=outlive_engine,
+        cors_origins=tuple(cors_origin or ()),
     )
     engine_config = engine.config()
     access = server_building.access(api_keys)
@@ -149,10 +160,18 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         with working(f"Loading {model}"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
             application, service = serving.enter_context(parts)
         serving.enter_context(server_building.log_requests(service, request_log, writes_tokens=log_tokens))
-        typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
-        if inspect or inspect_texts or replicas > 1:
-            typer.echo(f"pagedkv: the inspector is at http://{host}:{port}/inspect", err=True)
-        run(application, service, host=host, port=port)
+        address = f"http://{host}:{sockets[0].getsockname()[1]}"
+
+        def told() -> None:
+            typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends)", err=True)
+            if inspect or inspect_texts or replicas > 1:
+                typer.echo(f"pagedkv: the inspector is at {address}/inspect", err=True)
+
+        try:
+            run(application, service, host=host, port=port, sockets=sockets, on_started=told)
+        except EngineError as problem:
+            typer.echo(f"pagedkv: {problem}", err=True)
+            raise typer.Exit(EXIT_ENGINE_ENDED) from problem
 
 
 def _one_model(argument: str, option: str | None) -> str:
@@ -160,6 +179,15 @@ def _one_model(argument: str, option: str | None) -> str:
     if option is not None and argument not in {DEMO, option}:
         raise ConfigurationError(f"two models are given, {argument!r} and --model {option!r}: give one")
     return argument if option is None else option
+
+
+def _require_loopback(host: str) -> None:
+    """Refuse an address of a server without keys that other machines can reach. Raises ConfigurationError."""
+    if not is_loopback(host):
+        raise ConfigurationError(
+            f"--host {host} can be reached from other machines, and there are no API keys: give --api-keys, or "
+            "--without-keys to serve everyone"
+        )
 
 
 def _require_usable(engine: EngineOptions, api_keys: Path | None, request_log: Path | None) -> None:
