@@ -42,6 +42,7 @@ from pagedkv.errors import (
     RequestError,
     TokenError,
 )
+from pagedkv.server.fields import unserved
 
 OPENAI_TYPES: Final = {
     400: "invalid_request_error",
@@ -289,7 +290,7 @@ class Body(BaseModel):
 
 
 async def read_body(request: Request, model: type[B]) -> B:
-    """Read a body.
+    """Read a body, and refuse fields that :mod:`.fields` has as not served.
 
     Its content type must be JSON: a page of any web site may let a browser post other types, or none, to a server that
     only this machine reaches.
@@ -304,7 +305,7 @@ async def read_body(request: Request, model: type[B]) -> B:
         raise ApiError(415, f"the header Content-Type must be {JSON}, got {announced[:100]!r}")
     raw = await request.body()
     try:
-        return model.read(raw)
+        body = model.read(raw)
     except ValidationError as problem:
         first = _first_of_note(problem.errors(include_url=False, include_input=False, include_context=False))
         where = ".".join(map(str, first["loc"]))
@@ -312,6 +313,11 @@ async def read_body(request: Request, model: type[B]) -> B:
         raise ApiError(
             400, f"the body of the request is invalid for this path: {message}", param=where or None
         ) from problem
+    refused = unserved(body.model_extra or {})
+    if refused is not None:
+        name, reason = refused
+        raise ApiError(400, f"{name} is not served: {reason}", param=name)
+    return body
 
 
 def _first_of_note(errors: Sequence["ErrorDetails"]) -> "ErrorDetails":

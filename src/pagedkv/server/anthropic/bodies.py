@@ -1,7 +1,6 @@
 """Requests to ``/v1/messages`` by Anthropic's reference, and responses, as types, which the OpenAPI document has too.
 
-Unknown fields are ignored. :mod:`.conversations` refuses, with a message, a known field that would change the answer
-and is not served.
+Fields that are declared here are served; :mod:`pagedkv.server.fields` has the others.
 """
 
 from typing import Annotated, Any, Literal, NotRequired
@@ -15,7 +14,7 @@ LARGEST_COUNT = 2**31 - 1
 
 
 class Fields(Body):
-    """Fields of a body; unknown ones are ignored."""
+    """Fields of a body; of others those that are known are refused, unless they change no answer."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 

@@ -41,7 +41,7 @@ from pagedkv.server.openai.requests import (
     as_priority,
     offered_tools,
     predicted_text,
-    refuse_unserved,
+    require_consistent,
 )
 from pagedkv.server.parsing import Part, PlainParser, TextPart
 from pagedkv.server.service import DONE, Exchange, Service, event, new_id
@@ -108,7 +108,7 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
         ClientGoneError: the client has disconnected.
     """
     service.require_model(body.model)
-    refuse_unserved(body)
+    require_consistent(body)
     request = await service.run_text_work(body.nbytes, partial(as_generation_request, service, body, caller))
     exchange = Exchange(service, request, receive)
     answer = ChatCompletion(service, body, request)
@@ -269,15 +269,21 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
         ClientGoneError: the client has disconnected.
     """
     service.require_model(body.model)
-    refuse_unserved(body)
+    require_consistent(body)
     _refuse_unserved(body)
-    prompts = await service.run_text_work(body.nbytes, partial(_prompts, service, body))
+    prompts = await service.run_text_work(body.nbytes, partial(prompts_of, service, body))
+    held = service.formats.matcher(answer_format(body)) if answer_format(body) else None
     request = GenerationRequest(
         "/v1/completions",
         new_id("cmpl-"),
         caller,
         prompts,
-        as_params(body, max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs),
+        as_params(
+            body,
+            max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+            logprobs=body.logprobs,
+            processors=() if held is None else (held,),
+        ),
         partial(service.decode, keeps_special=False),
         PlainParser,
         body.deadline_s,
@@ -386,10 +392,12 @@ class _TextOffset:
         }
 
 
-def _prompts(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
+def prompts_of(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
+    """Return the prompts of a request as token ids. Raises ApiError."""
     given = body.prompt
+    encode = service.encode_plain if body.add_special_tokens is False else service.encode
     if isinstance(given, str):
-        return [PreparedPrompt(service.encode(given))]
+        return [PreparedPrompt(encode(given))]
     if not given:
         raise ApiError(400, "prompt is empty: give a text, token ids, or lists of them", param="prompt")
     if isinstance(given[0], int):
@@ -400,7 +408,7 @@ def _prompts(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
             f"prompt has {len(given)} prompts, and at most {service.config.max_prompts} are allowed in one request",
             param="prompt",
         )
-    prompts = [PreparedPrompt(service.encode(each) if isinstance(each, str) else each) for each in given]
+    prompts = [PreparedPrompt(encode(each) if isinstance(each, str) else each) for each in given]
     if not all(len(each.token_ids) for each in prompts):
         raise ApiError(400, "prompt has an empty list of token ids", param="prompt")
     return prompts
@@ -421,7 +429,17 @@ def tokenize(service: Service, body: TokenizeRequest, caller: Caller) -> dict[st
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt, a text, or messages, a conversation: one of them")
     if body.messages is not None:
-        chat = ChatRequest(messages=body.messages, tools=body.tools, chat_template_kwargs=body.chat_template_kwargs)
+        if body.add_special_tokens:
+            raise ApiError(
+                400, "add_special_tokens is for prompt: the chat template writes all", param="add_special_tokens"
+            )
+        chat = ChatRequest(
+            messages=body.messages,
+            tools=body.tools,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
         token_ids = list(service.chats.prepare(as_chat(chat), caller).token_ids)
     else:
         assert body.prompt is not None

@@ -1,8 +1,7 @@
 """Requests of OpenAI's protocols, by OpenAI's reference, with the fields of vLLM that clients use.
 
-Unknown fields are ignored, since new versions of clients send further ones. A known field that would change the answer
-and is not served is refused with a message. The others are put in the engine's terms: sampling parameters,
-conversations, formats.
+Fields that are declared here are served: they are put in the engine's terms, sampling parameters, conversations,
+formats. :mod:`pagedkv.server.fields` has the others.
 """
 
 import re
@@ -43,7 +42,7 @@ MEDIA: Final = {
 
 
 class Fields(Body):
-    """Fields of a body; unknown ones are ignored."""
+    """Fields of a body; of others those that are known are refused, unless they change no answer."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -68,11 +67,10 @@ class CacheOptions(Fields):
     ttl: Literal["30m", "12h"] | None = None
 
 
-class SamplingFields(Fields):
-    """How tokens are chosen, and when an answer ends."""
+class DrawingFields(Fields):
+    """How the tokens of one answer are chosen, and when it ends."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=1024)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
@@ -81,8 +79,6 @@ class SamplingFields(Fields):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
     # Not OpenAI's
     top_k: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -91,9 +87,17 @@ class SamplingFields(Fields):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=256)] | None = None
     ignore_eos: bool | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    explain: bool | None = None
     priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
-    cache_salt: Any = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class SamplingFields(DrawingFields):
+    """The same of several answers, and what is returned with them."""
+
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    explain: bool | None = None  # not OpenAI's
 
 
 class Message(Fields):
@@ -114,15 +118,13 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     # Not OpenAI's
-    structured_outputs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -142,32 +144,37 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
+    add_special_tokens: bool | None = None  # not OpenAI's
 
 
-class ResponsesRequest(Fields):
+class Reasoning(Fields):
+    """How long the model is to think; a summary is not made, since thoughts are returned whole."""
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+
+
+class ResponsesRequest(DrawingFields):
     """The body of ``/v1/responses``."""
 
-    model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)]
     instructions: str | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     text: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = None
     store: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[str, str] | None = None
-    stream: bool | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
     prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
-    cache_salt: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None  # not OpenAI's
 
 
 class TokenizeRequest(Fields):
@@ -178,6 +185,7 @@ class TokenizeRequest(Fields):
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
@@ -236,8 +244,12 @@ def as_chat(body: ChatRequest) -> Chat:
     is_continued = bool(body.continue_final_message)
     if is_continued and body.add_generation_prompt:
         raise ApiError(400, "continue_final_message and add_generation_prompt contradict each other: give one")
-    if body.add_generation_prompt is False:
-        raise ApiError(400, "add_generation_prompt is always true here: leave it out", param="add_generation_prompt")
+    if body.add_generation_prompt is False and not is_continued:
+        raise ApiError(
+            400,
+            "add_generation_prompt must be true where continue_final_message is not: an answer is the assistant's",
+            param="add_generation_prompt",
+        )
     taken = sorted(TEMPLATE_ARGUMENTS & set(body.chat_template_kwargs or ()))
     if taken:
         raise ApiError(400, f"chat_template_kwargs may not have {taken[0]}", param="chat_template_kwargs")
@@ -246,8 +258,14 @@ def as_chat(body: ChatRequest) -> Chat:
         [_as_message(message, place) for place, message in enumerate(body.messages)],
         tools=tools or None,
         is_continued=is_continued,
-        options=dict(body.chat_template_kwargs or {}),
+        options={**_effort(body), **(body.chat_template_kwargs or {})},
     )
+
+
+def _effort(body: ChatRequest) -> dict[str, Any]:
+    """Return the variables of templates for the effort of reasoning, as vLLM names them."""
+    effort = body.reasoning_effort
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
@@ -281,7 +299,7 @@ def predicted_text(body: ChatRequest) -> str:
     return _as_text(content, "prediction.content")
 
 
-def answer_format(body: ChatRequest) -> dict[str, Any] | None:
+def answer_format(body: SamplingFields) -> dict[str, Any] | None:
     """Return the format of the answer; vLLM's ``structured_outputs`` is turned into a ``response_format``.
 
     Raises:
@@ -323,24 +341,10 @@ def as_priority(body: SamplingFields, caller: Caller) -> int:
     return -(body.priority or 0)
 
 
-def refuse_unserved(body: ChatRequest | CompletionRequest) -> None:
-    """Refuse known fields that would change the answer and are not served. Raises ApiError."""
-    if body.cache_salt is not None:
-        raise ApiError(
-            400, "cache_salt is not taken from a request: the salt is that of the API key's tenant", param="cache_salt"
-        )
+def require_consistent(body: ChatRequest | CompletionRequest) -> None:
+    """Refuse fields that contradict each other. Raises ApiError."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true: leave one out", param="stream_options")
-    extra = body.model_extra or {}
-    modalities = extra.get("modalities")
-    if extra.get("audio") is not None or (isinstance(modalities, list) and set(map(str, modalities)) - {"text"}):
-        raise ApiError(
-            400, "this server answers with text alone: leave audio and other modalities out", param="modalities"
-        )
-    if extra.get("web_search_options") is not None:
-        raise ApiError(
-            400, "this server does not search the web: leave web_search_options out", param="web_search_options"
-        )
 
 
 def _as_message(message: Message, place: int) -> dict[str, Any]:

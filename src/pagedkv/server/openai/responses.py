@@ -25,7 +25,7 @@ from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.server.http import ApiError, json_response
 from pagedkv.server.openai.answers import as_prompt_details
 from pagedkv.server.openai.completions import DEFAULT_TTL, as_generation_request
-from pagedkv.server.openai.requests import ChatRequest, ResponsesRequest
+from pagedkv.server.openai.requests import ChatRequest, DrawingFields, ResponsesRequest
 from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
 from pagedkv.server.service import Exchange, Service, event, new_id
 
@@ -301,7 +301,7 @@ class Responses:
         messages = [*before, *messages_of(body.input)]
         if not messages:
             raise ApiError(400, "input is empty: give a text or items", param="input")
-        chat = _as_chat_request(body, messages)
+        chat = as_chat_request(body, messages)
         for_chat = await service.run_text_work(body.nbytes, partial(as_generation_request, service, chat, caller))
         request = replace(for_chat, endpoint="/v1/responses", request_id=new_id("resp_"))
         exchange = Exchange(service, request, receive)
@@ -428,18 +428,19 @@ class ResponseAnswer:
         return event(msgspec.json.encode(numbered), content["type"])
 
 
-def _as_chat_request(body: ResponsesRequest, messages: Messages) -> ChatRequest:
+def as_chat_request(body: ResponsesRequest, messages: Messages) -> ChatRequest:
     """Return the equivalent request for chat completions."""
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     return ChatRequest.model_validate(
         {
+            **{name: getattr(body, name) for name in DrawingFields.model_fields},
             "messages": [*system, *messages],
             "tools": as_chat_tools(body.tools or []) or None,
             "tool_choice": body.tool_choice,
             "parallel_tool_calls": body.parallel_tool_calls,
             "max_completion_tokens": body.max_output_tokens,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
+            "reasoning_effort": body.reasoning and body.reasoning.effort,
+            "chat_template_kwargs": body.chat_template_kwargs,
             "response_format": (body.text or {}).get("format"),
             "prompt_cache_options": body.prompt_cache_options,
         }
@@ -464,10 +465,8 @@ def _refuse_unserved(body: ResponsesRequest) -> None:
         raise ApiError(
             400, "log-probabilities are served by /v1/chat/completions: leave top_logprobs out", param="top_logprobs"
         )
-    if body.cache_salt is not None:
-        raise ApiError(
-            400, "cache_salt is not taken from a request: the salt is that of the API key's tenant", param="cache_salt"
-        )
+    if any("logprobs" in each for each in body.include or ()):
+        raise ApiError(400, "log-probabilities are served by /v1/chat/completions: leave include out", param="include")
     if not isinstance((body.text or {}).get("format"), dict | None):
         raise ApiError(400, "text.format must be an object with a type", param="text")
 

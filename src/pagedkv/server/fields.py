@@ -1,0 +1,139 @@
+"""The fields of requests that no endpoint serves, and those that change no answer here: one table for all endpoints.
+
+A field that an endpoint serves is declared by its body (:mod:`.openai.requests`, :mod:`.anthropic.bodies`). Any other
+field stands here, if OpenAI's or Anthropic's clients or vLLM know it: a request that gives it another value than one
+that changes nothing is refused with the reason. Fields that nobody knows are ignored, since new versions of clients
+send further ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """A field that is refused.
+
+    Args:
+        reason: why, and what to do; follows "FIELD is not served: ".
+        harmless: values with which the answer is what it would be without the field.
+    """
+
+    reason: str
+    harmless: tuple[object, ...] = ()
+
+
+_STRUCTURED: Final = Unserved("give structured_outputs in its place")
+_TEXT_ALONE: Final = "this server answers with text alone"
+_TOKENS: Final = "answers have no ids or offsets of tokens: /tokenize has those of a text"
+_TRANSFER: Final = Unserved("caches are handed on by tiers here, not by requests")
+_BEAMS: Final = "beams are served in Python alone (LLM.beam_search)"
+_MEDIA: Final = Unserved("this server takes text alone", ({},))
+
+UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
+    {
+        # Formats
+        "guided_json": _STRUCTURED,
+        "guided_regex": _STRUCTURED,
+        "guided_choice": _STRUCTURED,
+        "guided_grammar": _STRUCTURED,
+        "guided_json_object": _STRUCTURED,
+        "guided_decoding_backend": _STRUCTURED,
+        "guided_whitespace_pattern": _STRUCTURED,
+        "response_format": Unserved("constrain answers at /v1/completions or /v1/chat/completions"),
+        "output_format": Unserved("give output_config.format in its place"),
+        "functions": Unserved("give tools in its place", ([],)),
+        "function_call": Unserved("give tool_choice in its place", ("none", "auto")),
+        "audio": Unserved(_TEXT_ALONE),
+        "image": Unserved(_TEXT_ALONE),
+        "modalities": Unserved(_TEXT_ALONE, (["text"], [])),
+        "verbosity": Unserved("say in the conversation how long answers are to be", ("medium",)),
+        # Sampling
+        "allowed_token_ids": Unserved("constrain the answer by structured_outputs"),
+        "bad_words": Unserved("no texts are excluded: logit_bias of -100 excludes a token", ([],)),
+        "use_beam_search": Unserved(_BEAMS, (False,)),
+        "length_penalty": Unserved(_BEAMS, (1,)),
+        "watermarking": Unserved("answers are not marked", (False, {})),
+        "repetition_detection": Unserved("answers are not searched for repetitions: set max_tokens", ({},)),
+        "thinking_token_budget": Unserved("thoughts have no bound of their own: set max_tokens"),
+        "vllm_xargs": Unserved("this server has no arguments of vLLM's extensions", ({},)),
+        # Prompts
+        "truncate_prompt_tokens": Unserved("prompts are never shortened"),
+        "truncation_side": Unserved("prompts are never shortened"),
+        "truncation": Unserved("prompts are never shortened", ("disabled",)),
+        "context_management": Unserved("prompts are never shortened", ([], {})),
+        "add_special_tokens": Unserved("the chat template writes all special tokens", (False,)),
+        "chat_template": Unserved("a template is a program, and that of the model is used"),
+        "chat_template_kwargs": Unserved("this path gives templates no further variables", ({},)),
+        "documents": Unserved("write them into a message", ([],)),
+        "prompt_embeds": Unserved("prompts are texts or token ids"),
+        "mm_payload": _MEDIA,
+        "media_io_kwargs": _MEDIA,
+        "mm_processor_kwargs": _MEDIA,
+        "previous_input_messages": Unserved("give previous_response_id in its place"),
+        "cache_salt": Unserved("the salt is that of the API key's tenant"),
+        # Answers
+        "logprobs": Unserved("log-probabilities are those of /v1/completions and /v1/chat/completions"),
+        "prompt_logprobs": Unserved("log-probabilities are those of the answer: give logprobs"),
+        "logprob_token_ids": Unserved("log-probabilities are those of the most likely tokens: give logprobs"),
+        "echo": Unserved("prompts are returned by /v1/completions alone", (False,)),
+        "skip_special_tokens": Unserved("texts of answers have no special tokens", (True,)),
+        "spaces_between_special_tokens": Unserved("texts of answers have no special tokens", (True,)),
+        "include_stop_str_in_output": Unserved("answers end before the stop text", (False,)),
+        "include_reasoning": Unserved("thoughts are always returned, apart from the answer", (True,)),
+        "return_token_ids": Unserved(_TOKENS, (False,)),
+        "return_tokens_as_token_ids": Unserved(_TOKENS, (False,)),
+        "return_token_offsets": Unserved(_TOKENS, (False,)),
+        "return_prompt_text": Unserved("prompts are returned by /v1/completions with echo", (False,)),
+        "return_mm_kwargs": Unserved("this server takes text alone", (False,)),
+        "return_weight_versions": Unserved("answers do not name the version of the weights", (False,)),
+        "routed_experts_prompt_start": Unserved("answers do not name experts", (0,)),
+        "enable_response_messages": Unserved("answers have items alone", (False,)),
+        # What other servers do themselves
+        "web_search_options": Unserved("this server does not search the web"),
+        "moderation": Unserved("this server does not judge content"),
+        "container": Unserved("this server runs no tools"),
+        "mcp_servers": Unserved("this server runs no tools", ([],)),
+        "access_programs": Unserved("this server runs no programs", ([],)),
+        "background_options": Unserved("answers are not made in the background"),
+        "inference_geo": Unserved("this server is in one place"),
+        "speed": Unserved("all requests are served at one speed", ("standard",)),
+        "kv_transfer_params": _TRANSFER,
+        "ec_transfer_params": _TRANSFER,
+    }
+)
+
+WITHOUT_EFFECT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "user": "callers are told apart by their keys",
+        "safety_identifier": "callers are told apart by their keys",
+        "user_profile_id": "callers are told apart by their keys",
+        "workspace_id": "callers are told apart by their keys",
+        "metadata": "labels of the client's own",
+        "request_id": "answers have identities of this server",
+        "session_id": "conversations are found by their content",
+        "store": "answers of chat and text completions are not kept, and cannot be read again",
+        "service_tier": "all requests are of one tier",
+        "prompt_cache_key": "cached prompts are found by their content, on every replica",
+        "prompt_cache_retention": "prompt_cache_options and breakpoints keep prompts",
+        "max_tool_calls": "it bounds tools that a server runs, and this one runs none",
+        "stream_interval": "how many tokens a chunk has changes no text",
+        "stream_options": "chunks of responses and of messages are always the same",
+    }
+)
+"""Fields that change no answer, with the reason."""
+
+
+def unserved(given: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return the first field that cannot be served, and the reason; None: there is none.
+
+    Args:
+        given: fields of a body that its endpoint does not declare, with their values.
+    """
+    for name, value in given.items():
+        known = UNSERVED.get(name)
+        if known is not None and value is not None and value not in known.harmless:
+            return name, known.reason
+    return None

@@ -1,0 +1,197 @@
+"""No field that clients know is ignored in silence: each is served, refused with a reason, or has no effect."""
+
+from typing import Any, Final
+
+import httpx
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from pydantic import BaseModel
+from tokenizers.processors import TemplateProcessing
+
+from pagedkv.server import OpenAccess, ServerConfig, Service
+from pagedkv.server.anthropic.bodies import CountRequest, MessagesRequest
+from pagedkv.server.fields import UNSERVED, WITHOUT_EFFECT, unserved
+from pagedkv.server.openai.completions import prompts_of
+from pagedkv.server.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    as_chat,
+)
+from pagedkv.server.openai.responses import as_chat_request
+from tests.server.conftest import Running
+from tests.server.serving import TOKENIZER, byte_tokenizer
+
+CLIENTS: Final[dict[type[BaseModel], type]] = {
+    ChatRequest: chat_create_params.CompletionCreateParamsBase,
+    CompletionRequest: completion_create_params.CompletionCreateParamsBase,
+    ResponsesRequest: response_create_params.ResponseCreateParamsBase,
+    MessagesRequest: message_create_params.MessageCreateParamsBase,
+    CountRequest: message_count_tokens_params.MessageCountTokensParams,
+}
+"""The parameters of the clients that are installed."""
+
+VLLM: Final[dict[type[BaseModel], str]] = {
+    ChatRequest: (
+        "messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens n "
+        "presence_penalty response_format seed stop stream stream_options temperature top_p tools tool_choice "
+        "reasoning_effort thinking_token_budget include_reasoning parallel_tool_calls user use_beam_search top_k "
+        "min_p repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output ignore_eos "
+        "min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side "
+        "prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt "
+        "continue_final_message add_special_tokens documents chat_template chat_template_kwargs media_io_kwargs "
+        "mm_processor_kwargs structured_outputs priority request_id session_id return_tokens_as_token_ids "
+        "return_token_ids return_weight_versions routed_experts_prompt_start return_token_offsets "
+        "return_prompt_text mm_payload return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params "
+        "vllm_xargs repetition_detection stream_interval"
+    ),
+    CompletionRequest: (
+        "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream "
+        "stream_options suffix temperature top_p user use_beam_search top_k min_p repetition_penalty watermarking "
+        "length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens "
+        "spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids prompt_logprobs "
+        "logprob_token_ids bad_words prompt_embeds add_special_tokens response_format structured_outputs priority "
+        "request_id session_id return_tokens_as_token_ids return_token_ids return_weight_versions "
+        "routed_experts_prompt_start return_token_offsets mm_payload return_mm_kwargs cache_salt "
+        "kv_transfer_params ec_transfer_params vllm_xargs repetition_detection thinking_token_budget "
+        "stream_interval"
+    ),
+    ResponsesRequest: (
+        "background include input instructions max_output_tokens max_tool_calls metadata model logit_bias "
+        "parallel_tool_calls previous_response_id prompt reasoning include_reasoning service_tier store stream "
+        "temperature text tool_choice tools top_logprobs top_p top_k min_p truncation user skip_special_tokens "
+        "spaces_between_special_tokens include_stop_str_in_output presence_penalty frequency_penalty "
+        "prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier watermarking request_id "
+        "session_id media_io_kwargs mm_processor_kwargs priority mm_payload return_mm_kwargs cache_salt "
+        "enable_response_messages previous_input_messages structured_outputs repetition_penalty seed stop "
+        "stop_token_ids ignore_eos vllm_xargs kv_transfer_params ec_transfer_params chat_template_kwargs"
+    ),
+    MessagesRequest: (
+        "model messages max_tokens metadata output_config thinking stop_sequences stream system temperature "
+        "tool_choice tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking kv_transfer_params "
+        "ec_transfer_params vllm_xargs chat_template_kwargs"
+    ),
+    CountRequest: "model messages output_config system thinking tool_choice tools chat_template_kwargs",
+    TokenizeRequest: (
+        "add_generation_prompt add_special_tokens chat_template chat_template_kwargs continue_final_message "
+        "media_io_kwargs messages mm_processor_kwargs model prompt return_token_strs tools"
+    ),
+    DetokenizeRequest: "model tokens",
+}
+"""The fields of vLLM 0.33.0's requests: vllm/entrypoints/{openai/*,serve/tokenize,anthropic}/protocol.py."""
+
+OLDER: Final = "guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern"
+"""Fields of earlier versions of vLLM, which clients still send."""
+
+
+@pytest.mark.parametrize("body", VLLM)
+def test_each_field_is_served_or_listed(body: type[BaseModel]) -> None:
+    known = {*VLLM[body].split(), *OLDER.split()}
+    if body in CLIENTS:
+        known |= set(CLIENTS[body].__annotations__)
+    listed = {*body.model_fields, *UNSERVED, *WITHOUT_EFFECT}
+    assert known - listed == set()
+
+
+def test_a_field_stands_in_one_list() -> None:
+    assert set(UNSERVED) & set(WITHOUT_EFFECT) == set()
+
+
+CHAT: Final = {"model": "small", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+TEXT: Final = {"model": "small", "prompt": "x", "max_tokens": 1}
+BODIES: Final[dict[str, tuple[type[BaseModel], dict[str, Any]]]] = {
+    "/v1/chat/completions": (ChatRequest, CHAT),
+    "/v1/completions": (CompletionRequest, TEXT),
+    "/v1/responses": (ResponsesRequest, {"model": "small", "input": "x", "max_output_tokens": 1}),
+    "/v1/messages": (MessagesRequest, CHAT),
+    "/v1/messages/count_tokens": (CountRequest, {"model": "small", "messages": CHAT["messages"]}),
+    "/tokenize": (TokenizeRequest, {"model": "small", "prompt": "x"}),
+    "/detokenize": (DetokenizeRequest, {"model": "small", "tokens": [1]}),
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_is_not_served_is_refused_with_the_reason_and_harmless_values_are_taken(
+    server: Running, path: str
+) -> None:
+    body, wish = BODIES[path]
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for name in sorted(set(UNSERVED) - set(body.model_fields)):
+            refused = client.post(path, json={**wish, name: "something"})
+            assert refused.status_code == 400, name
+            assert refused.json()["error"]["message"] == f"{name} is not served: {UNSERVED[name].reason}"
+        harmless = {name: (*each.harmless, None)[0] for name, each in UNSERVED.items() if name not in body.model_fields}
+        nobodys = {"a_field_of_next_year": 1}
+        assert client.post(path, json={**wish, **harmless, **nobodys}).status_code == 200
+
+
+def test_only_other_values_are_refused() -> None:
+    assert unserved({"echo": False, "skip_special_tokens": True, "modalities": ["text"], "audio": None}) is None
+    assert unserved({"user": "x", "echo": True}) == ("echo", UNSERVED["echo"].reason)
+    assert unserved({"modalities": ["text", "audio"]}) is not None
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"response_format": {"type": "regex", "regex": "(red|blue) lamp"}},
+        {"structured_outputs": {"choice": ["red lamp", "blue lamp"]}},
+    ],
+)
+def test_formats_hold_text_completions(server: Running, held: dict[str, Any]) -> None:
+    wish = {**TEXT, "prompt": ["held", "held too"], "max_tokens": 20, "n": 2, **held}
+    answer = httpx.post(f"{server.url}/v1/completions", json=wish, timeout=60).json()
+    assert {each["text"] for each in answer["choices"]} <= {"red lamp", "blue lamp"}
+    assert len(answer["choices"]) == 4
+
+
+def test_formats_hold_responses(server: Running) -> None:
+    wish = {"model": "small", "input": "held", "structured_outputs": {"choice": ["red lamp", "blue lamp"]}}
+    answer = httpx.post(f"{server.url}/v1/responses", json=wish, timeout=60).json()
+    assert answer["output"][0]["content"][0]["text"] in {"red lamp", "blue lamp"}
+
+
+def test_responses_are_drawn_as_asked(server: Running) -> None:
+    wish = {"model": "small", "input": "drawn", "max_output_tokens": 8, "logit_bias": {"65": 100}}
+    answer = httpx.post(f"{server.url}/v1/responses", json=wish, timeout=60).json()
+    assert answer["output"][0]["content"][0]["text"] == TOKENIZER.decode([65] * 8)
+
+
+def test_the_effort_of_reasoning_is_a_variable_of_the_template() -> None:
+    asked = ChatRequest.model_validate({**CHAT, "reasoning_effort": "none"})
+    assert as_chat(asked).options == {"reasoning_effort": "none", "enable_thinking": False}
+    response = ResponsesRequest.model_validate({"input": "x", "reasoning": {"effort": "high", "summary": "auto"}})
+    options = as_chat(as_chat_request(response, [{"role": "user", "content": "x"}])).options
+    assert options == {"reasoning_effort": "high", "enable_thinking": True}
+    own = ChatRequest.model_validate(
+        {**CHAT, "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": 0}}
+    )
+    assert as_chat(own).options == {"reasoning_effort": "low", "enable_thinking": 0}
+
+
+def test_text_completions_have_special_tokens_unless_told_otherwise(server: Running) -> None:
+    tokenizer: Any = byte_tokenizer()
+    begin = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", pair=None, special_tokens=[("<|im_start|>", begin)]
+    )
+    service = Service(server.service.engine, ServerConfig("small"), OpenAccess(), tokenizer=tokenizer)
+    for adds, num_added in ((None, 1), (True, 1), (False, 0)):
+        (prompt,) = prompts_of(service, CompletionRequest(prompt="x", add_special_tokens=adds))
+        assert list(prompt.token_ids).count(begin) == num_added
+
+
+def test_a_continued_message_may_say_that_nothing_is_opened(server: Running) -> None:
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
+    wish = {"model": "small", "messages": said, "continue_final_message": True}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for added in ({}, {"add_generation_prompt": False}):
+            tokens = client.post("/tokenize", json={**wish, **added}).json()["tokens"]
+            assert str(TOKENIZER.decode(tokens)).endswith("It is")
+            assert client.post("/v1/chat/completions", json={**wish, **added, "max_tokens": 1}).status_code == 200
+        assert client.post("/tokenize", json={**wish, "add_generation_prompt": True}).status_code == 400
