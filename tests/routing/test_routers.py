@@ -44,9 +44,9 @@ def test_a_prompt_goes_where_most_of_it_is() -> None:
     assert [each.cost for each in choice.candidates[1:]] == [800, 800]
     assert choice.explain().splitlines() == [
         "400 tokens go to b: it has most of the prompt",
-        "  b: 200 tokens cached; 0 tokens queued, 0 decoding; cost 400",
-        "  a: 0 tokens cached; 0 tokens queued, 0 decoding; cost 800",
-        "  c: 0 tokens cached; 0 tokens queued, 0 decoding; cost 800",
+        "  b: 200 tokens cached; 0 tokens queued of 0 waiting, 0 decoding; cost 400",
+        "  a: 0 tokens cached; 0 tokens queued of 0 waiting, 0 decoding; cost 800",
+        "  c: 0 tokens cached; 0 tokens queued of 0 waiting, 0 decoding; cost 800",
     ]
 
 
@@ -81,11 +81,12 @@ def test_a_long_queue_is_worth_more_than_a_short_prefix() -> None:
 
 
 def test_a_burst_of_one_prefix_does_not_scatter_before_its_events_come() -> None:
-    router = new_router("a", "b", "c", "d")
-    prompts = [np.concatenate([PROMPT, tokens(8, first=1000 + 10 * number)]) for number in range(20)]
+    """Twenty that wait are less than 1,600 tokens anew; of 400 tokens six would be more, and it would be right to."""
+    router, shared = new_router("a", "b", "c", "d"), tokens(1600)
+    prompts = [np.concatenate([shared, tokens(8, first=3000 + 10 * number)]) for number in range(20)]
     choices = [router.choose(number, prompt, 0.001 * number) for number, prompt in enumerate(prompts)]
     assert len({choice.replica for choice in choices}) == 1
-    assert choices[1].chosen.num_promised_tokens == choices[1].chosen.num_hit_tokens == 400
+    assert choices[1].chosen.num_promised_tokens == choices[1].chosen.num_hit_tokens == 1600
 
 
 def test_a_burst_does_not_pile_up_either() -> None:
@@ -97,6 +98,28 @@ def test_a_burst_does_not_pile_up_either() -> None:
         router.prefilled(number)
         counts[choice.replica] += 1
     assert set(counts.values()) == {20}
+
+
+@pytest.mark.parametrize("has_answers", [False, True])
+def test_a_burst_of_one_prompt_is_shared_out_before_any_of_it_decodes(*, has_answers: bool) -> None:
+    """None has its first token yet, so what waits counts with its decoding; idle replicas compute the prefix too."""
+    router, prompt = new_router("a", "b", "c"), tokens(1600)
+    counts: Counter[str] = Counter()
+    for number in range(400):
+        choice = router.choose(number, prompt, 0.001 * number)
+        counts[choice.replica] += 1
+        if has_answers and number >= 30:
+            router.prefilled(number - 30)
+    assert len(counts) == 3
+    assert max(counts.values()) - min(counts.values()) <= 30
+    reasons = {reason for reason, number in router.num_by_reason.items() if number}
+    assert RoutingReason.SHORTER_QUEUE in reasons, "a copy was cheaper than waiting"
+
+
+def test_a_copy_is_made_only_where_it_is_cheaper_than_waiting() -> None:
+    router, prompt = new_router("a", "b"), tokens(1600)
+    homes = [router.choose(number, prompt, 0.0).replica for number in range(12)]
+    assert set(homes) == {"a"}, "eleven short ones behind it cost less than 1,600 tokens anew"
 
 
 def test_a_replica_over_its_share_is_passed_over_and_that_is_the_reason() -> None:

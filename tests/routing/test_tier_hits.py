@@ -227,7 +227,7 @@ def test_tokens_of_tiers_are_credited_by_medium_and_told() -> None:
     assert (choice.replica, choice.reason) == ("b", RoutingReason.MOST_CACHED)
     assert choice.chosen.tier_tokens == (("CPU", 64),)
     assert (choice.chosen.credit, choice.chosen.cost) == (48.0, 2 * (150 - 48))
-    assert "b: 0 tokens cached, 64 in CPU; 0 tokens queued" in choice.explain()
+    assert "b: 0 tokens cached, 64 in CPU; 0 tokens queued of 0 waiting" in choice.explain()
     router, _ = stored(MIXES["full"], "redis")
     assert router.choose(1, PROMPTS[0], 0.0).chosen.credit == 0.5 * 64
 

@@ -118,6 +118,7 @@ def replay(
 
 
 def _choose(router: Router, line: Line) -> ReplayedChoice:
+    router.ended(line["request"])  # a request comes again when its replica has gone; by other rules it is elsewhere
     choice = router.choose_hashed(line["request"], _prompt(line), line["t"], among=line["among"])
     return ReplayedChoice(line["request"], line["t"], line["chosen"], choice)
 

@@ -4,9 +4,14 @@ A choice has its reason and all its inputs, for the log, a response's header and
 
 The cost of a replica is measured in prompt tokens::
 
-    cost = prompt tokens queued there + decode_tokens x decoding requests
+    cost = prompt tokens queued there + decode_tokens x outstanding requests
          + lack_weight x (tokens of this prompt - credit)
     credit = tokens cached on the device (or promised) + weight of the medium x tokens that a tier has behind them
+
+An outstanding request counts with its prompt until its first token, and with its decoding from the beginning: one that
+waits will decode too. With decoding requests alone, a burst of 400 prompts with one prefix went to one of three idle
+replicas, since none of them had begun to decode. Now its prefix is computed anew on an idle replica as soon as that
+costs less than the requests that wait where it is.
 
 Queued tokens delay this request. Tokens that are not cached delay it too, and also take time from other requests, so
 they weigh more. With ``lack_weight`` 1, the second request of a burst would compute its prefix on an idle replica,
@@ -78,6 +83,7 @@ class Candidate(NamedTuple):
         is_over_share: whether it has recently computed more than its share.
         tier_tokens: further tokens of the prompt that it can load, by medium, the fastest first.
         credit: hit and loadable tokens, weighted by medium, which the cost counts as done.
+        num_waiting: outstanding requests that have no token yet.
     """
 
     name: str
@@ -91,6 +97,7 @@ class Candidate(NamedTuple):
     is_over_share: bool = False
     tier_tokens: tuple[tuple[str, int], ...] = ()
     credit: float = 0.0
+    num_waiting: int = 0
 
     def __str__(self) -> str:
         promised = f", {self.num_promised_tokens:,} of them promised" if self.num_promised_tokens else ""
@@ -99,7 +106,8 @@ class Candidate(NamedTuple):
         over = ", over its share" if self.is_over_share else ""
         return (
             f"{self.name}: {self.num_hit_tokens:,} tokens cached{promised}{tiers}{state}; "
-            f"{self.num_prefill_tokens:,} tokens queued, {self.num_decoding} decoding; cost {self.cost:,.0f}{over}"
+            f"{self.num_prefill_tokens:,} tokens queued of {self.num_waiting} waiting, {self.num_decoding} decoding; "
+            f"cost {self.cost:,.0f}{over}"
         )
 
 
@@ -149,7 +157,7 @@ class RoutingRules:
     """The numbers of a router.
 
     Args:
-        decode_tokens: cost of a decoding request, in prompt tokens.
+        decode_tokens: cost of an outstanding request's decoding, in prompt tokens, from its arrival to its end.
         lack_weight: cost of each token of the prompt that a replica would have to compute.
         most_over_share: a replica is not chosen if its recently computed tokens, this prompt's included, exceed the
             mean of all replicas by more than this fraction and by more than ``share_slack_tokens``.
@@ -518,7 +526,7 @@ class Router:
             share = mean + num_new / len(names)
             most = max(share * (1 + rules.most_over_share), share + rules.share_slack_tokens)
             lacks = num_new if counts_hits else num_tokens
-            cost = load.num_prefill_tokens + rules.lack_weight * lacks + rules.decode_tokens * load.num_decoding
+            cost = load.num_prefill_tokens + rules.lack_weight * lacks + rules.decode_tokens * len(load.requests)
             candidates.append(
                 Candidate(
                     name,
@@ -532,6 +540,7 @@ class Router:
                     load.recent_tokens + num_new > most,
                     tuple(of_tiers.items()),
                     credit,
+                    len(load.requests) - load.num_decoding,
                 )
             )
         return candidates
