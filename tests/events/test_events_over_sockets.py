@@ -279,14 +279,42 @@ def test_batches_beyond_the_queue_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> 
         assert watcher.kinds().count(Snapshot) == 2
 
 
-def test_other_engines_and_models_are_refused() -> None:
+def test_another_engine_is_followed_by_its_tokens_and_another_model_is_named() -> None:
+    """VLLM's form, without a lifetime; then blocks of another size, which would never hit."""
+    index = ReplicaIndex(GROUPS[:1])
+    index.add_replica("a")
+
+    def batch(number: int, size: int) -> list[bytes]:
+        fields = {"block_hashes": [number], "parent_block_hash": None, "token_ids": list(range(size))}
+        event = {"type": "BlockStored", **fields, "block_size": size, "lora_id": None, "medium": "GPU"}
+        return [b"", number.to_bytes(8, "big"), msgspec.msgpack.encode([1.0 + number, [event], 0])]
+
+    size = 4
     with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        with EventFollower(f"tcp://127.0.0.1:{port}", None, GROUPS) as follower:
+        endpoint = f"tcp://127.0.0.1:{port}"
+        with EventFollower(endpoint, None, GROUPS[:1]) as follower:
             publisher.recv()
-            publisher.send_multipart([b"", bytes(8), msgspec.msgpack.encode([1.0, [], 0])])
-            with pytest.raises(RecordingError, match="message 0: the batch has no lifetime"):
+            publisher.send_multipart(batch(0, size))
+            for message in follower.poll(PATIENCE_S):
+                follow(index, "a", message, 0.0)
+            assert index.hits(index.hash(np.arange(size + 1)))["a"] == size
+            assert (index.state("a"), follower.is_whole) == (IndexState.DEGRADED, False)
+            publisher.send_multipart(batch(0, 2 * size))
+        with EventFollower(endpoint, None, GROUPS[:1]) as follower:
+            publisher.recv()
+            publisher.recv()
+            publisher.send_multipart(batch(0, 2 * size))
+            told = rf"blocks of group 0 as FullAttention\(block_size={2 * size}.*and the index has FullAttention"
+            with pytest.raises(RecordingError, match=told):
                 follower.poll(PATIENCE_S)
+        with EventFollower(endpoint, None, None) as learning:
+            assert not learning.groups_seen
+            publisher.recv()
+            publisher.recv()
+            publisher.send_multipart(batch(0, 2 * size))
+            assert learning.poll(PATIENCE_S)
+            assert learning.groups_seen == (FullAttention(2 * size),)
 
 
 @pytest.mark.parametrize(

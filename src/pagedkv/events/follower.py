@@ -4,6 +4,10 @@ Missed messages are requested at a second socket, if the publisher has one. The 
 messages from that number on, as far as the publisher has kept them, then an end. ZeroMQ reconnects by itself. A
 reconnection is reported, since a restarted process counts from 0 and sends no other sign of the restart.
 
+Batches say by themselves which rules apply: those of pagedkv name a lifetime, and can become EXACT by a snapshot;
+those of vLLM and SGLang name none, and their blocks are learnt from tokens and parents (:mod:`pagedkv.wire.unnamed`).
+An engine that is exchanged for one of the other kind is followed by the other rules from then on.
+
 A Subscription does not decode payloads.
 """
 
@@ -16,17 +20,21 @@ from types import TracebackType
 from typing import Final, Self, final
 
 from pagedkv.contract.extras import needing
-from pagedkv.contract.spec import GroupSpec
-from pagedkv.errors import ConfigurationError
+from pagedkv.contract.spec import GroupSpec, RecurrentState
+from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.wire import (
     ENDPOINT_ADVICE,
     SNAPSHOT_REQUEST,
     FollowedMessage,
     Following,
     FollowingRules,
+    LearntNames,
     Message,
     OutgoingRequest,
+    UnnamedFollowing,
     answered,
+    decode_batch,
+    names_lifetime,
     published,
     request_frames,
 )
@@ -46,7 +54,7 @@ class EventFollower:
     Args:
         endpoint: address of the publisher's messages.
         replay_endpoint: address for requests; None: lost batches are not requested.
-        groups: the model's KV-cache groups.
+        groups: the model's KV-cache groups; None: those that the engine's events show (``groups_seen``).
         topic: required beginning of topics.
         rules: timeouts and limits.
         clock: returns monotonic seconds.
@@ -59,7 +67,7 @@ class EventFollower:
         self,
         endpoint: str,
         replay_endpoint: str | None,
-        groups: Sequence[GroupSpec],
+        groups: Sequence[GroupSpec] | None,
         *,
         topic: str = "",
         rules: FollowingRules | None = None,
@@ -67,8 +75,10 @@ class EventFollower:
     ) -> None:
         self._endpoints = Endpoints(endpoint, replay_endpoint, topic)
         self._clock = clock
-        can_request = replay_endpoint is not None
-        self._following = Following(groups, can_request=can_request, rules=rules or FollowingRules(), source=endpoint)
+        self._groups = None if groups is None else tuple(groups)
+        self._rules = rules or FollowingRules()
+        self._learnt_groups: tuple[GroupSpec, ...] = ()
+        self._following: Following | UnnamedFollowing = self._unnamed() if groups is None else self._named(groups)
         self._requested = 0
         self._requests: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
@@ -94,7 +104,27 @@ class EventFollower:
     @property
     def is_whole(self) -> bool:
         """Whether the messages up to the last batch are complete, from the first batch or a snapshot on."""
-        return self._following.is_whole
+        return isinstance(self._following, Following) and self._following.is_whole
+
+    @property
+    def unnamed(self) -> UnnamedFollowing | None:
+        """The state of following an engine that names no lifetime; None for pagedkv's own batches."""
+        return self._following if isinstance(self._following, UnnamedFollowing) else None
+
+    @property
+    def groups_seen(self) -> tuple[GroupSpec, ...]:
+        """The model's groups: as given, or as the events so far show; () before the first stored block."""
+        if self._groups is not None:
+            return self._groups
+        return self._following.names.groups if isinstance(self._following, UnnamedFollowing) else self._learnt_groups
+
+    def begin_anew(self) -> None:
+        """Take the followed process for gone: what the next one sends is followed from its beginning.
+
+        For a caller who knows, say because its port refuses connections. Batches that name their lifetime need it not.
+        """
+        if isinstance(self._following, UnnamedFollowing):
+            self._following.begin_anew()
 
     @property
     def silent_s(self) -> float | None:
@@ -108,7 +138,8 @@ class EventFollower:
         """Wait for messages until the timeout; return those that arrived, in order, perhaps none.
 
         Raises:
-            RecordingError: a message is not one of pagedkv's KV events, or of another model.
+            RecordingError: a message is no batch of KV events, or of other groups than the given ones. The next call
+                goes on behind it.
         """
         ends_at = self._clock() + max(0.0, timeout_s)
         messages = self._advance()
@@ -128,7 +159,48 @@ class EventFollower:
         """Request missing batches or a snapshot if due; return the messages that are ready."""
         self._following.advance(self._clock())
         self._request()
+        self._require_groups()
         return self._following.take_messages()
+
+    def _require_groups(self) -> None:
+        """Refuse an engine whose blocks are not those of the given groups, which would never hit."""
+        if self._groups is None or not isinstance(self._following, UnnamedFollowing):
+            return
+        seen = self._following.names.groups_seen
+        for number, group in seen.items():
+            given = self._groups[number] if number < len(self._groups) else None
+            if given is None or _shape(given) != _shape(group):
+                known = "none" if given is None else str(given)
+                reason = f"its events store blocks of group {number} as {group}, and the index has {known}"
+                raise RecordingError(
+                    self._endpoints.events, reason, "Give the groups of the engine that publishes there"
+                )
+
+    def _named(self, groups: Sequence[GroupSpec]) -> Following:
+        self._learnt_groups = tuple(groups)
+        can_request = self._endpoints.replay is not None
+        return Following(groups, can_request=can_request, rules=self._rules, source=self._endpoints.events)
+
+    def _unnamed(self) -> UnnamedFollowing:
+        can_request = self._endpoints.replay is not None
+        return UnnamedFollowing(can_request=can_request, rules=self._rules, source=self._endpoints.events)
+
+    def _suits(self, message: Message) -> bool:
+        """Choose the rules by what a batch names; return whether they can take it."""
+        is_named = names_lifetime(message.payload)
+        if is_named == isinstance(self._following, Following):
+            return True
+        if not is_named:
+            self._following = self._unnamed()
+            return True
+        groups = self._groups
+        if groups is None:
+            names = LearntNames()
+            names.events(decode_batch(message.payload, self._endpoints.events))
+            groups = names.groups
+        if groups:  # else the batch stores nothing, and a later one shows the groups
+            self._following = self._named(groups)
+        return bool(groups)
 
     def _request(self) -> None:
         wanted = self._following.take_request()
@@ -160,7 +232,9 @@ class EventFollower:
                 frames = _next(self._published)
                 if frames is None:
                     break
-                self._following.published(published(frames, self._endpoints.events), now_s)
+                message = published(frames, self._endpoints.events)
+                if self._suits(message):
+                    self._following.published(message, now_s)
         requests = self._requests
         if requests is not None and requests in ready:
             for _ in range(MOST_AT_ONCE):
@@ -171,7 +245,9 @@ class EventFollower:
 
     def _take_answer(self, frames: list[bytes], now_s: float) -> None:
         assert self._endpoints.replay is not None
-        self._following.answered(self._requested, answered(frames, self._endpoints.replay), now_s)
+        following, message = self._following, answered(frames, self._endpoints.replay)
+        if message is None or (self._suits(message) and self._following is following):
+            self._following.answered(self._requested, message, now_s)
 
 
 def _next(source: "zmq.Socket[bytes]") -> list[bytes] | None:
@@ -179,6 +255,10 @@ def _next(source: "zmq.Socket[bytes]") -> list[bytes] | None:
         return source.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:
         return None
+
+
+def _shape(group: GroupSpec) -> tuple[str, int]:
+    return group.kind, 0 if isinstance(group, RecurrentState) else group.block_size
 
 
 def _frames_of(wanted: OutgoingRequest) -> list[bytes]:

@@ -142,7 +142,8 @@ def _events(router: Router, line: Line) -> None:
         )
         for each in line["events"]
     ]
-    router.apply(line["replica"], line["lifetime"], line["batch"], events, line["t"])
+    is_proven = line.get("is_proven", True)
+    router.apply(line["replica"], line["lifetime"], line["batch"], events, line["t"], is_proven=is_proven)
 
 
 def _snapshot(router: Router, line: Line) -> None:

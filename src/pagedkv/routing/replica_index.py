@@ -5,7 +5,8 @@ a replica is
 
     EMPTY       no event was applied, or another lifetime has begun: the index has no blocks
     EXACT       all events of the lifetime were applied, or a snapshot and all events since
-    DEGRADED    a batch was lost: the replica may have evicted blocks of the index, and stored others
+    DEGRADED    a batch was lost: the replica may have evicted blocks of the index, and stored others; or the engine
+                names no lifetime, so that nothing proves that none was lost (``is_proven``)
 
     EMPTY --- batch 0 | snapshot ---> EXACT --- a gap ---> DEGRADED --- snapshot ---> EXACT
       ^---------------------------- another lifetime | forget ----------------------------|
@@ -145,13 +146,15 @@ class ReplicaIndex:
         self._mask &= ~(1 << replica.number)
         del self._replicas[name]
 
-    def apply(
+    def apply(  # noqa: PLR0913 - a batch, and what it proves
         self,
         name: str,
         lifetime: str,
         batch: int,
         events: Collection[CacheEvents | TierEvents],
         now_s: float = 0.0,
+        *,
+        is_proven: bool = True,
     ) -> bool:
         """Apply a batch of a replica's events; return whether the replica's index is exact afterwards.
 
@@ -166,6 +169,7 @@ class ReplicaIndex:
             events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`, and of
                 each medium below device memory.
             now_s: the caller's time.
+            is_proven: whether the engine itself names its lifetime; if not, the index is DEGRADED at best.
 
         Raises:
             ConfigurationError: the replica is unknown, or a number is below 0.
@@ -174,6 +178,7 @@ class ReplicaIndex:
         as_count(batch, "the number of a batch", most=LARGEST_BATCH)
         if self._note is not None:
             values = {"replica": name, "lifetime": lifetime, "batch": batch, "events": tuple(events)}
+            values |= {} if is_proven else {"is_proven": False}
             self._note("events", now_s, values)
         self._begin_lifetime(replica, lifetime, now_s)
         if batch < replica.next_batch:
@@ -183,7 +188,7 @@ class ReplicaIndex:
         if num_lost:
             self._set_state(replica, IndexState.DEGRADED, now_s)
         elif replica.state is IndexState.EMPTY:
-            self._set_state(replica, IndexState.EXACT, now_s)
+            self._set_state(replica, IndexState.EXACT if is_proven else IndexState.DEGRADED, now_s)
         replica.next_batch = batch + 1
         for each in events:
             if isinstance(each, TierEvents):
@@ -192,7 +197,9 @@ class ReplicaIndex:
                 self._apply(replica, each, now_s)
         return replica.state is IndexState.EXACT
 
-    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float = 0.0) -> bool:
+    def note_alive(
+        self, name: str, lifetime: str, next_batch: int, now_s: float = 0.0, *, is_proven: bool = True
+    ) -> bool:
         """Apply a heartbeat with the number of a replica's next batch, which shows whether earlier batches were lost.
 
         Returns whether the replica's index is exact. Raises as :meth:`apply`.
@@ -200,13 +207,14 @@ class ReplicaIndex:
         replica = self._replica(name)
         as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
         if self._note is not None:
-            self._note("alive", now_s, {"replica": name, "lifetime": lifetime, "next_batch": next_batch})
+            values = {"replica": name, "lifetime": lifetime, "next_batch": next_batch}
+            self._note("alive", now_s, values | ({} if is_proven else {"is_proven": False}))
         self._begin_lifetime(replica, lifetime, now_s)
         if next_batch > replica.next_batch:
             replica.num_lost_batches += next_batch - replica.next_batch
             replica.next_batch = next_batch
             self._set_state(replica, IndexState.DEGRADED, now_s)
-        elif not next_batch:
+        elif not next_batch and is_proven:
             self._set_state(replica, IndexState.EXACT, now_s)
         return replica.state is IndexState.EXACT
 

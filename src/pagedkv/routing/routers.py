@@ -396,16 +396,23 @@ class Router:
         """Return the credit for a token in a medium below device memory."""
         return self._weights.get(medium, self.rules.tier_weight)
 
-    def apply(
-        self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents | TierEvents], now_s: float
+    def apply(  # noqa: PLR0913 - a batch, and what it proves
+        self,
+        name: str,
+        lifetime: str,
+        batch: int,
+        events: Collection[CacheEvents | TierEvents],
+        now_s: float,
+        *,
+        is_proven: bool = True,
     ) -> bool:
         """Apply a batch of events, as :meth:`ReplicaIndex.apply`, and end the promises of its blocks."""
         self._promises.settle(events, self.index.number_of(name))
-        return self.index.apply(name, lifetime, batch, events, now_s)
+        return self.index.apply(name, lifetime, batch, events, now_s, is_proven=is_proven)
 
-    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float) -> bool:
+    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float, *, is_proven: bool = True) -> bool:
         """Apply a heartbeat, as :meth:`ReplicaIndex.note_alive`."""
-        return self.index.note_alive(name, lifetime, next_batch, now_s)
+        return self.index.note_alive(name, lifetime, next_batch, now_s, is_proven=is_proven)
 
     def restore(
         self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks | TierEvents], now_s: float

@@ -5,6 +5,8 @@ In the order in which data flows::
     encoding     what the engine's thread copies after a step, and that as MessagePack, in the form of vLLM
     decoding     MessagePack to values, in the forms of vLLM and SGLang, and to the events of a block space
     following    the batches of one publisher in order: gaps, lifetimes, snapshots; frames of messages at sockets
+    learning     other engines' names of blocks, learnt from tokens and parents in their events
+    unnamed      the batches of a publisher that names no lifetime, in order
 
 No socket, no thread, no clock: these are in :mod:`pagedkv.events`. Messages need msgspec
 (``pip install 'pagedkv[record]'``).
@@ -20,6 +22,7 @@ from pagedkv.wire.decoding import (
     Event,
     EventBatch,
     decode_batch,
+    names_lifetime,
 )
 from pagedkv.wire.encoding import (
     BatchEncoder,
@@ -51,6 +54,8 @@ from pagedkv.wire.following import (
     request_frames,
     requested,
 )
+from pagedkv.wire.learning import LearntNames
+from pagedkv.wire.unnamed import UnnamedFollowing
 
 __all__ = [
     "DEVICE",
@@ -72,11 +77,13 @@ __all__ = [
     "FollowedMessage",
     "Following",
     "FollowingRules",
+    "LearntNames",
     "Message",
     "OutgoingRequest",
     "Request",
     "SentBatches",
     "Snapshot",
+    "UnnamedFollowing",
     "answer",
     "answered",
     "broadcast",
@@ -85,6 +92,7 @@ __all__ = [
     "end_of_answer",
     "follow",
     "listed_pools",
+    "names_lifetime",
     "published",
     "request_frames",
     "requested",

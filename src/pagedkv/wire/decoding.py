@@ -91,6 +91,11 @@ class BlocksStored:
         group: number of the group of layers, 0 by default.
         has_keys: whether the blocks' content depends on more than tokens: an adapter, a salt, an image.
         has_lookahead: whether the content of a block also depends on the tokens after it.
+        lora_name, salt: the adapter and the salt of the blocks' request, where the event names them by themselves.
+        extra_keys: for each block what its content depends on besides tokens, as vLLM sends it: the adapter's name,
+            ``[identifier, offset]`` of media, the salt in a first block, digests of embeddings; None: not sent.
+        spec_kind, window: the kind of the group's layers, as in vLLM's ``KVCacheSpecKind``, and their window in tokens;
+            None: not sent.
     """
 
     block_hashes: tuple[BlockHash, ...]
@@ -101,6 +106,11 @@ class BlocksStored:
     group: int = 0
     has_keys: bool = False
     has_lookahead: bool = False
+    lora_name: str | None = None
+    salt: str | None = None
+    extra_keys: tuple[Any, ...] | None = None
+    spec_kind: str | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,8 @@ class _Stored(msgspec.Struct):
     group_idx: int | None = None
     locality: Any = None
     ownership: Any = None
+    kv_cache_spec_kind: Any = None
+    kv_cache_spec_sliding_window: Any = None
 
 
 class _Removed(msgspec.Struct):
@@ -204,6 +216,21 @@ def decode_batch(payload: bytes, source: str, *, has_tokens: bool = True) -> Eve
         batch.lifetime if isinstance(batch.lifetime, str) else None,
         batch.num_blocks if isinstance(batch.num_blocks, int) else None,
     )
+
+
+class _Head(msgspec.Struct, array_like=True):
+    ts: float
+    events: msgspec.Raw
+    data_parallel_rank: Any = None
+    lifetime: Any = None
+
+
+def names_lifetime(payload: bytes) -> bool:
+    """Return whether a batch names its process, as pagedkv's do. False, too, for what is no batch. Decodes no event."""
+    try:
+        return isinstance(msgspec.msgpack.decode(payload, type=_Head).lifetime, str)
+    except msgspec.DecodeError:
+        return False
 
 
 def _named(value: object, names: Sequence[str]) -> Mapping[str, Any]:
@@ -253,7 +280,21 @@ def _stored(stored: _Stored) -> BlocksStored:
         stored.group_idx or 0,
         has_keys=keys or any(key is not None for key in (stored.lora_id, stored.lora_name, stored.cache_salt)),
         has_lookahead=any(stored.lookahead_token_ids or ()),
+        lora_name=_lora_name(stored),
+        salt=stored.cache_salt if isinstance(stored.cache_salt, str) else None,
+        extra_keys=None if stored.extra_keys is None else tuple(stored.extra_keys),
+        spec_kind=_of_type(stored.kv_cache_spec_kind, str),
+        window=_of_type(stored.kv_cache_spec_sliding_window, int),
     )
+
+
+def _lora_name(stored: _Stored) -> str | None:
+    """Return the name of the adapter, or a made-up one that no request has for an adapter that has only a number."""
+    return stored.lora_name or (None if stored.lora_id is None else f"\0{stored.lora_id}")
+
+
+def _of_type(value: object, kind: type[_T]) -> _T | None:
+    return value if isinstance(value, kind) else None
 
 
 def _medium(event: _Stored | _Removed) -> str:

@@ -65,7 +65,9 @@ __all__ = [
     "request_frames",
     "requested",
 ]
-REMEDY: Final = "Name the endpoint of pagedkv's KV events; other engines' events have no lifetime and are recorded"
+REMEDY: Final = (
+    "Name the endpoint of pagedkv's KV events; UnnamedFollowing follows engines whose batches have no lifetime"
+)
 MOST_PAST: Final = 64
 
 
@@ -77,11 +79,13 @@ class Applied:
         lifetime: name of the publisher's process.
         batch: number of the batch in this lifetime.
         events: events of each pool and each further medium, oldest first. Ids of blocks are not sent and are 0.
+        is_proven: whether the publisher names its lifetimes, so that the index may be exact.
     """
 
     lifetime: str
     batch: int
     events: tuple[CacheEvents | TierEvents, ...]
+    is_proven: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class Alive:
 
     lifetime: str
     next_batch: int
+    is_proven: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,11 +119,20 @@ FollowedMessage: TypeAlias = Applied | Alive | Snapshot
 class Index(Protocol):
     """The methods of :class:`~pagedkv.routing.ReplicaIndex` that apply messages; documented there."""
 
-    def apply(
-        self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents | TierEvents], now_s: float
+    def apply(  # noqa: PLR0913 - a batch, and what it proves
+        self,
+        name: str,
+        lifetime: str,
+        batch: int,
+        events: Collection[CacheEvents | TierEvents],
+        now_s: float,
+        *,
+        is_proven: bool = True,
     ) -> bool: ...
 
-    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float) -> bool: ...
+    def note_alive(
+        self, name: str, lifetime: str, next_batch: int, now_s: float, *, is_proven: bool = True
+    ) -> bool: ...
 
     def restore(
         self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks | TierEvents], now_s: float
@@ -139,9 +153,10 @@ def follow(index: Index, replica: str, message: FollowedMessage, now_s: float) -
     """
     match message:
         case Applied():
-            index.apply(replica, message.lifetime, message.batch, message.events, now_s)
+            given = (replica, message.lifetime, message.batch, message.events, now_s)
+            index.apply(*given, is_proven=message.is_proven)
         case Alive():
-            index.note_alive(replica, message.lifetime, message.next_batch, now_s)
+            index.note_alive(replica, message.lifetime, message.next_batch, now_s, is_proven=message.is_proven)
         case Snapshot():
             index.restore(replica, message.lifetime, message.next_batch, message.blocks, now_s)
         case _:
