@@ -118,14 +118,6 @@ class EventFollower:
             return self._groups
         return self._following.names.groups if isinstance(self._following, UnnamedFollowing) else self._learnt_groups
 
-    def begin_anew(self) -> None:
-        """Take the followed process for gone: what the next one sends is followed from its beginning.
-
-        For a caller who knows, say because its port refuses connections. Batches that name their lifetime need it not.
-        """
-        if isinstance(self._following, UnnamedFollowing):
-            self._following.begin_anew()
-
     @property
     def silent_s(self) -> float | None:
         """Seconds since the publisher's last message; None before the first one.

@@ -42,7 +42,7 @@ from pagedkv.blocks.digests import words_of_digests
 from pagedkv.contract.answers import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.arguments import as_choice, as_number
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.contract.spec import TokenIds
+from pagedkv.contract.spec import GroupSpec, TokenIds
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing.prompts import HashedPrompt
 from pagedkv.routing.replica_index import IndexState, Note, ReplicaIndex
@@ -171,7 +171,7 @@ class RoutingRules:
         ConfigurationError: a number is negative, a period is 0, or a weight is above 1.
     """
 
-    decode_tokens: float = 64.0
+    decode_tokens: float = 32.0
     lack_weight: float = 2.0
     most_over_share: float = 0.1
     share_slack_tokens: float = 16_384.0
@@ -375,6 +375,20 @@ class Router:
         self.index.remove_replica(name)
         self._noted("leave", None, replica=name)
         return self._loads.remove_replica(name)
+
+    def regroup(self, groups: Sequence[GroupSpec]) -> None:
+        """Replace the index by an empty one of the same replicas for other groups. Work that is outstanding stays.
+
+        Raises:
+            ConfigurationError: no group has prefix caching, or the router records its inputs, which a replay could not
+                follow.
+        """
+        if self._note is not None:
+            raise ConfigurationError("a router that records its inputs cannot change its groups: make a new one")
+        index = ReplicaIndex(groups)
+        for name in self.index.names:
+            index.add_replica(name)
+        self.index, self._promises = index, Promises(index.cached_groups, self.rules.promise_s)
 
     def weigh(self, medium: str, weight: float, now_s: float) -> None:
         """Set the credit for a token in a medium below device memory, as measured: 1 less loading over computing it.

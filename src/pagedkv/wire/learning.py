@@ -23,7 +23,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens
-from pagedkv.contract.answers import CLEARED, REMOVED, STORED, CacheEvents, StoredBlocks, TierEvents
+from pagedkv.contract.answers import CLEARED, REMOVED, STORED, CacheEvents, TierEvents
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import DEFAULT_POOL, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.wire.decoding import DEVICE, BlockHash, BlocksRemoved, BlocksStored, EventBatch
@@ -90,25 +90,6 @@ class LearntNames:
             for medium in [*self._copies]:
                 changes.setdefault(medium, []).extend(self._empty(medium))
         return tuple(self._as_events(medium, each) for medium, each in changes.items() if each)
-
-    def listed(self) -> tuple[StoredBlocks | TierEvents, ...]:
-        """Return all blocks that are known to be there, as a snapshot has them. O(blocks)."""
-        found: list[StoredBlocks | TierEvents] = []
-        for medium, copies in self._copies.items():
-            if not copies:
-                continue
-            some = [(STORED, name[0], self._digests[name]) for name in copies]
-            events = self._as_events(medium, some)
-            if isinstance(events, CacheEvents):
-                num, none = len(some), np.zeros_like(events.digests)
-                found.append(
-                    StoredBlocks(
-                        events.pool, events.groups, events.block_ids, events.digests, none, np.zeros(num, np.bool_)
-                    )
-                )
-            else:
-                found.append(events)
-        return tuple(found)
 
     # Inside
 
