@@ -69,8 +69,21 @@ def test_what_a_window_left_is_not_read() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_dimensions_that_are_constants_of_the_code(dim: int) -> None:
+    case = paged_case(DECODING[:3], num_heads=4, num_key_heads=2, dims=(dim, dim))
+    expected, found = both(case, LAYERS["plain"])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_bfloat16_is_read_in_place_with_sums_in_float32(name: str) -> None:
+    expected, found = both(paged_case(DECODING, dtype=torch.bfloat16), LAYERS[name])
+    torch.testing.assert_close(found, expected, rtol=8e-3, atol=1e-4)  # one rounding: half of 2**-7
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_gathered(dtype: torch.dtype) -> None:
+def test_half_precision(dtype: torch.dtype) -> None:
     expected, found = both(paged_case(RAGGED, dtype=dtype), LAYERS["plain"])
     assert found.dtype is dtype
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

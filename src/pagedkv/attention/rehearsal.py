@@ -17,8 +17,6 @@ def rehearse() -> None:
     One compilation serves layers of all kinds and sizes, and any number of sequences.
     """
     config = SpaceConfig((FullAttention(block_size=2),), num_blocks=4, max_sequences=2, max_tokens=4)
-    storage = KVStorage(config, [KeyValueShape(num_layers=1, num_heads=1, key_dim=2, dtype=torch.float32)], "cpu")
-    backend = CPUBackend(storage, [AttentionLayer(group=0, index=0, num_heads=1, scale=1.0)])
     group = GroupMetadata(
         block_tables=torch.tensor([[1, 2], [3, 0]], dtype=torch.int32),
         starts=torch.tensor([2, 0], dtype=torch.int32),
@@ -27,6 +25,9 @@ def rehearse() -> None:
         slot_mapping=torch.tensor([4, 6]),
     )
     step = StepMetadata((group,), num_places=2, num_tokens=2)
-    tokens = torch.ones(2, 1, 2)
-    backend.write(0, tokens, tokens, step)
-    backend.attend(0, tokens, step)
+    for dtype in (torch.float32, torch.bfloat16):
+        storage = KVStorage(config, [KeyValueShape(num_layers=1, num_heads=1, key_dim=2, dtype=dtype)], "cpu")
+        backend = CPUBackend(storage, [AttentionLayer(group=0, index=0, num_heads=1, scale=1.0)])
+        tokens = torch.ones(2, 1, 2, dtype=dtype)
+        backend.write(0, tokens, tokens, step)
+        backend.attend(0, tokens, step)

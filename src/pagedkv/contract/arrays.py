@@ -13,6 +13,7 @@ __all__ = [
     "Int32Array",
     "Int64Array",
     "Uint8Array",
+    "Uint16Array",
     "Uint32Array",
 ]
 
@@ -21,6 +22,7 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
+Uint16Array: TypeAlias = npt.NDArray[np.uint16]
 Uint32Array: TypeAlias = npt.NDArray[np.uint32]
 Uint8Array: TypeAlias = npt.NDArray[np.uint8]
 

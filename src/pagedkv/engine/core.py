@@ -372,6 +372,9 @@ class EngineCore:
                         change()
             finally:
                 self.absorbed.read_again()
+                self._parts.runner.products.read_again()
+                if self._parts.drafter is not None:
+                    self._parts.drafter.products.read_again()
                 if self._live.tiers is not None:
                     self._live.tiers.renew()
 

@@ -57,6 +57,7 @@ from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.device import BlockTables, PlanExecutor, StepInputs
 from pagedkv.engine.answering import SampledRow
 from pagedkv.engine.captured_passes import CapturedPasses, CaptureState, most_captured, what_prevents_graphs
+from pagedkv.engine.linear_products import LinearProducts
 from pagedkv.engine.memory_use import MemoryUse
 from pagedkv.engine.runner import FlatBatch, ModelRunner
 from pagedkv.engine.sampling import BatchSampler, Place
@@ -375,6 +376,11 @@ class Drafter:
     def capture_state(self) -> CaptureState:
         """The sizes of passes that are captured as graphs, and the reason where none are."""
         return self._runner.capture_state
+
+    @property
+    def products(self) -> LinearProducts:
+        """The linear layers of the draft model."""
+        return self._runner.products
 
     def prepare(self) -> MemoryUse:
         """Measure the model's largest step, and capture its passes: see :meth:`ModelRunner.prepare`."""

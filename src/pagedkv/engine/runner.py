@@ -58,6 +58,7 @@ from pagedkv.device import PlanExecutor, StepInputs
 from pagedkv.engine.captured_passes import CapturedPasses, CaptureState
 from pagedkv.engine.compiled_model import COMPILED, CompiledModel, first_tokens
 from pagedkv.engine.forward_pass import ForwardPass, PagedCache
+from pagedkv.engine.linear_products import LinearProducts
 from pagedkv.engine.memory_use import MemoryUse, measured, weights_nbytes
 from pagedkv.engine.request import EngineRequest
 from pagedkv.engine.sampling import prompt_logprobs
@@ -313,6 +314,7 @@ class ModelRunner:
 
     Attributes:
         borrowed: access to the model, which other engines may share.
+        products: its linear layers, as they compute in passes that are run call by call.
         last_tokens: the last sampled token of each row.
     """
 
@@ -344,6 +346,7 @@ class ModelRunner:
         self._backend = backend
         self._cache = PagedCache(model)
         self.borrowed = BorrowedModel(model)
+        self.products = LinearProducts(model)
         self._device = executor.storage.device
         self.last_tokens = LastTokens(executor.storage.config.max_sequences, self._device)
         self._decodes_together = not groups.unfolds
@@ -541,7 +544,8 @@ class ModelRunner:
         return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings, self._add_up)
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return compat.forward(self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions)
+        with self.products.in_place():
+            return compat.forward(self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions)
 
     # Recurrent layers
 

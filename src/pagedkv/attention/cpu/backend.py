@@ -1,7 +1,7 @@
 """CPUBackend: computes each sequence of a step by the faster path, and writes keys and values.
 
-Keys in 32-bit floats of a sequence with one query are read in place; the keys of all other sequences are gathered. A
-step in which all sequences decode gathers no keys.
+Keys in float32 or bfloat16 of a sequence with one query are read in place, and sums are float32; the keys of all other
+sequences are gathered. A step in which all sequences decode gathers no keys.
 
 Compiled loops take a layer's keys, or values, as the pool's elements in one flat array, and strides.
 
@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata, require_layers
-from pagedkv.attention.cpu.decode import decode_attention, write_tokens
+from pagedkv.attention.cpu.decode import Pool, decode_attention, write_tokens
 from pagedkv.attention.reference import Span, gather, seen_keys, spans
 from pagedkv.contract.arrays import Int64Array
 from pagedkv.device import KVStorage
@@ -56,10 +56,19 @@ class LayerMemory:
         strides = np.array([blocks.storage_offset(), *blocks.stride()[:3]], np.int64)
         return cls(blocks, strides, storage.pool_of(group).device_bytes)
 
-    def flat(self) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-        """Return the pool's elements. Do not keep the result, since a storage's memory moves when it sleeps."""
-        elements: np.ndarray[tuple[int], np.dtype[np.float32]] = self.pool.view(torch.float32).numpy()
-        return elements
+    @property
+    def is_half(self) -> bool:
+        """Whether elements are bfloat16."""
+        return self.blocks.dtype is torch.bfloat16
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """Whether compiled loops can read the elements."""
+        return self.blocks.dtype is torch.float32 or (self.is_half and self.pool.numel() % 4 == 0)
+
+    def flat(self) -> Pool:
+        """Return the pool as floats and as halves. Do not keep them, since a storage's memory moves when it sleeps."""
+        return self.pool.view(torch.float32).numpy(), self.pool.view(torch.uint16).numpy()
 
 
 def attend_to(
@@ -87,7 +96,7 @@ def attend_to(
     if layer.soft_cap or layer.has_sinks:
         return _explicit_attention(layer, span, query, key, value, sinks).transpose(0, 1)
     is_causal = query.shape[1] == key.shape[1] and not (layer.window or layer.chunk)
-    mask = None if is_causal else seen_keys(layer, span, query.device)[None]
+    mask = None if is_causal else seen_keys(layer, span, query.device)  # of two dimensions: else SDPA is not fused
     out = scaled_dot_product_attention(
         query[None],
         key[None],
@@ -147,8 +156,10 @@ class CPUBackend:
             for number, each in of_tokens.items()
         }
         self._shapes = {
-            number: np.array([*self._keys[number].blocks.shape[1:3], each.window, each.chunk], np.int64)
-            for number, each in of_tokens.items()
+            number: np.array(
+                [*memory.blocks.shape[1:3], layers[number].window, layers[number].chunk, memory.is_half], np.int64
+            )
+            for number, memory in self._keys.items()
         }
         self._storage = storage
         self._latent_dim = latent_dim
@@ -166,8 +177,13 @@ class CPUBackend:
         slots = step.groups[self._layers[layer].group].slot_mapping
         for memory, tokens in ((self._keys[layer], key), (self._values[layer], value)):
             size = memory.blocks.shape[1]
-            if memory.blocks.dtype is torch.float32:
-                write_tokens(memory.flat(), memory.strides, size, slots.numpy(), tokens.float().contiguous().numpy())
+            if memory.is_read_in_place:
+                floats, halves = memory.flat()
+                given = tokens.to(memory.blocks.dtype).contiguous()
+                if memory.is_half:
+                    write_tokens(halves, memory.strides, size, slots.numpy(), given.view(torch.uint16).numpy())
+                else:
+                    write_tokens(floats, memory.strides, size, slots.numpy(), given.numpy())
             else:
                 taken = slots >= 0
                 memory.blocks[slots[taken] // size, slots[taken] % size] = tokens[taken].to(memory.blocks.dtype)
@@ -179,7 +195,7 @@ class CPUBackend:
         spec, keys, values = self._layers[layer], self._keys[layer].blocks, self._values[layer].blocks
         group = step.groups[spec.group]
         out = step.new_answers(query, values.shape[3])
-        reads_in_place = keys.dtype is torch.float32 and query.dtype is torch.float32
+        reads_in_place = self._keys[layer].is_read_in_place and query.dtype is keys.dtype
         if reads_in_place and self._decode(layer, query, group, sinks, out) == step.num_tokens:
             return out
         for span in spans(spec, group):
@@ -231,9 +247,11 @@ class CPUBackend:
             return 0
         longest = int(seq_lens[places].max())
         exponents = np.empty(longest, np.int32)
+        bits = np.empty(keys.blocks.shape[1] * max(keys.blocks.shape[3], values.blocks.shape[3]), np.int32)
+        answers = out if out.dtype is torch.float32 else out.new_empty(out.shape, dtype=torch.float32)
         decode_attention(
-            out.numpy(),
-            query.contiguous().numpy(),
+            answers.numpy(),
+            query.float().contiguous().numpy(),
             places,
             offsets[places].astype(np.int64),
             group.block_tables.numpy(),
@@ -246,8 +264,13 @@ class CPUBackend:
             float(spec.scale),
             float(spec.soft_cap),
             self._no_sinks if sinks is None else sinks.detach().float().contiguous().numpy(),
-            np.empty((spec.num_heads // keys.blocks.shape[2], longest), np.float32),
+            np.empty((spec.num_heads, longest), np.float32),
             exponents,
             exponents.view(np.float32),
+            bits,
+            bits.view(np.float32),
         )
+        if answers is not out:
+            decoded = torch.from_numpy(offsets[places]).long()
+            out[decoded] = answers[decoded].to(out.dtype)
         return len(places)

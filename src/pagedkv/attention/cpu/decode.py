@@ -1,9 +1,9 @@
 """Decode attention that reads blocks in place: one query per sequence, no copied keys (Kwon et al., vLLM, SOSP 2023).
 
-For each sequence and key head, the scores of the query heads that share it are computed block by block into a scratch
-row and turned into weights; a second pass over the blocks adds up the weighted values::
+For each sequence, the scores of all query heads are computed block by block into scratch rows and turned into weights;
+a second pass over the blocks adds up the weighted values::
 
-    scores   | block 0: dot products | block 1 | ... |      one row for each query head of the group
+    scores   | block 0: dot products | block 1 | ... |      one row for each query head
     weights  exp(score - largest), their sum with the sink's
     out      += weight * value, block by block
 
@@ -12,21 +12,32 @@ cache, and the sums of the second pass are vectorised.
 """
 
 import math
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from pagedkv.compilation.compiled import compiled_sums, inlined_sums
-from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array
+from pagedkv.compilation.compiled import compiled_sums, inlined_sums, unsigned
+from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint16Array
 
 __all__ = ["decode_attention", "write_tokens"]
 
-FOUR: Final = 4
+Pool: TypeAlias = tuple[Float32Array, Uint16Array]
+"""One memory, seen as floats and as the bits of bfloat16."""
+ONE: Final = np.uintp(1)
+TWO: Final = np.uintp(2)
+THREE: Final = np.uintp(3)
+FOUR: Final = np.uintp(4)
 """Positions whose keys, or values, are processed together."""
+DIM_32: Final = 32
+DIM_64: Final = 64
+DIM_128: Final = 128
+"""Dimensions that are constants of the code: a product of 32 elements takes 1.2 ns instead of 8."""
 LOG2_E: Final = np.float32(1.4426950408889634)
 LEAST_EXPONENT: Final = np.float32(-126.0)
 EXPONENT_BIAS: Final = np.int32(127)
 FRACTION_BITS: Final = np.int32(23)
+WIDENING: Final = np.int32(16)
+"""Bits by which a float is longer than a bfloat16."""
 C0: Final = np.float32(1.0)
 C1: Final = np.float32(0.6931469440460205)
 C2: Final = np.float32(0.24023045599460602)
@@ -39,7 +50,11 @@ C6: Final = np.float32(0.00021865784947294742)
 
 @compiled_sums
 def write_tokens(
-    flat: Float32Array, strides: Int64Array, block_size: int, slots: Int64Array, tokens: Float32Array
+    flat: Float32Array | Uint16Array,
+    strides: Int64Array,
+    block_size: int,
+    slots: Int64Array,
+    tokens: Float32Array | Uint16Array,
 ) -> None:
     """Write tokens ``[n, heads, dim]`` to their slots; tokens of slot -1 are skipped. O(elements)."""
     _, num_heads, dim = tokens.shape
@@ -61,9 +76,9 @@ def decode_attention(
     tokens: Int64Array,
     tables: Int32Array,
     seq_lens: Int32Array,
-    keys: Float32Array,
+    keys: Pool,
     key_strides: Int64Array,
-    values: Float32Array,
+    values: Pool,
     value_strides: Int64Array,
     shape: Int64Array,
     scale: float,
@@ -72,6 +87,8 @@ def decode_attention(
     scores: Float32Array,
     exponents: Int32Array,
     powers: Float32Array,
+    bits: Int32Array,
+    wide: Float32Array,
 ) -> None:
     """Compute attention of one query for each of some sequences.
 
@@ -82,19 +99,22 @@ def decode_attention(
         tokens: int64 ``[n]``, index of each sequence's query in the flat row.
         tables: int32 ``[places, width]``.
         seq_lens: int32 ``[places]``.
-        keys, values: flat pools, see :mod:`pagedkv.attention.cpu.backend`.
+        keys, values: flat pools, see :mod:`pagedkv.attention.cpu.backend`: as float32 and as uint16.
         key_strides, value_strides: their strides.
-        shape: int64 ``[4]``: block size, key heads, window, chunk (0: none).
+        shape: int64 ``[5]``: block size, key heads, window, chunk (0: none), whether elements are bfloat16.
         scale, soft_cap: the layer's.
         sinks: float32 ``[heads]``, or empty.
-        scores: float32 ``[query heads of a key head, longest sequence]``, scratch.
+        scores: float32 ``[heads, longest sequence]``, scratch.
         exponents: int32 ``[longest sequence]``, scratch.
         powers: float32, the same memory.
+        bits: int32 ``[block size * larger dim]``, scratch.
+        wide: float32, the same memory.
 
     Cost: O(sum of seen positions x heads x dim), each key read once.
     """
-    block_size, num_key_heads, window, chunk = shape[0], shape[1], shape[2], shape[3]
-    shared = query.shape[1] // num_key_heads
+    window, chunk, width = shape[2], shape[3], scores.shape[1]
+    num_heads, key_dim, value_dim = query.shape[1], query.shape[2], out.shape[2]
+    queries, answers, flat_scores = query.reshape(-1), out.reshape(-1), scores.reshape(-1)
     for index in range(len(places)):
         place, token = places[index], tokens[index]
         stop = seq_lens[place]
@@ -103,130 +123,202 @@ def decode_attention(
             first = max(0, stop - window)
         if chunk > 0:
             first = (stop - 1) // chunk * chunk
-        for key_head in range(num_key_heads):
-            queries = query[token, key_head * shared : (key_head + 1) * shared]
-            answers = out[token, key_head * shared : (key_head + 1) * shared]
-            _score(queries, keys, key_strides, tables[place], block_size, key_head, first, stop, scale, scores)
-            for head in range(shared):
-                sink = sinks[key_head * shared + head : key_head * shared + head + 1] if len(sinks) > 0 else sinks
-                _weigh(scores[head, : stop - first], soft_cap, sink, exponents, powers)
-            _add_values(answers, values, value_strides, tables[place], block_size, key_head, first, stop, scores)
+        query_of = queries[token * num_heads * key_dim :][: num_heads * key_dim]
+        answer = answers[token * num_heads * value_dim :][: num_heads * value_dim]
+        table = tables[place]
+        _score(query_of, key_dim, keys, key_strides, table, shape, first, stop, scale, flat_scores, width, bits, wide)
+        for head in range(num_heads):
+            sink = sinks[head : head + 1] if len(sinks) > 0 else sinks
+            _weigh(scores[head, : stop - first], soft_cap, sink, exponents, powers)
+        _add_values(answer, value_dim, values, value_strides, table, shape, first, stop, flat_scores, width, bits, wide)
 
 
 @compiled_sums
 def _score(
     queries: Float32Array,
-    keys: Float32Array,
+    dim: int,
+    keys: Pool,
     strides: Int64Array,
     table: Int32Array,
-    block_size: int,
-    key_head: int,
+    shape: Int64Array,
     first: int,
     stop: int,
     scale: float,
     scores: Float32Array,
+    width: int,
+    bits: Int32Array,
+    wide: Float32Array,
 ) -> None:
-    """Multiply the queries that share a key head with the keys of positions ``[first, stop)``."""
-    dim = queries.shape[1]
-    step = strides[2]
+    """Multiply queries with the keys of positions ``[first, stop)``; a block's heads lie together, and are read so."""
+    block_size, num_key_heads = shape[0], shape[1]
+    shared, factor = unsigned(len(queries) // (num_key_heads * dim)), np.float32(scale)
+    row = unsigned(width)
     for block in range(first // block_size, (stop + block_size - 1) // block_size):
         begin, end = max(first, block * block_size), min(stop, (block + 1) * block_size)
-        start = strides[0] + table[block] * strides[1] + key_head * strides[3] + (begin - block * block_size) * step
-        whole = begin + (end - begin) // FOUR * FOUR
-        for position in range(begin, whole, FOUR):
-            four = keys[start : start + 3 * step + dim]
-            for head in range(len(queries)):
-                seen = position - first
-                _four_products(scores[head, seen : seen + FOUR], queries[head], four, step, np.float32(scale))
-            start += FOUR * step
-        for position in range(whole, end):
-            key = keys[start : start + dim]
-            for head in range(len(queries)):
-                scores[head, position - first] = _product(queries[head], key) * np.float32(scale)
-            start += step
+        for key_head in range(num_key_heads):
+            place = strides[0] + table[block] * strides[1] + key_head * strides[3]
+            place += (begin - block * block_size) * strides[2]
+            there, start, step = _floats(keys, shape[4], place, strides[2], end - begin, dim, bits, wide)
+            key, apart, count = unsigned(start), unsigned(step), unsigned(end - begin)
+            query = unsigned(key_head) * shared * unsigned(dim)
+            score = unsigned(key_head) * shared * row + unsigned(begin - first)
+            if dim == DIM_32:
+                _products(scores, score, row, queries, query, shared, there, key, apart, count, DIM_32, factor)
+            elif dim == DIM_64:
+                _products(scores, score, row, queries, query, shared, there, key, apart, count, DIM_64, factor)
+            elif dim == DIM_128:
+                _products(scores, score, row, queries, query, shared, there, key, apart, count, DIM_128, factor)
+            else:
+                _products(scores, score, row, queries, query, shared, there, key, apart, count, dim, factor)
 
 
 @compiled_sums
 def _add_values(
     answers: Float32Array,
-    values: Float32Array,
+    dim: int,
+    values: Pool,
     strides: Int64Array,
     table: Int32Array,
-    block_size: int,
-    key_head: int,
+    shape: Int64Array,
     first: int,
     stop: int,
     weights: Float32Array,
+    width: int,
+    bits: Int32Array,
+    wide: Float32Array,
 ) -> None:
     """Add up the values of positions ``[first, stop)`` by their weights."""
     answers[:] = np.float32(0.0)
-    dim = answers.shape[1]
-    step = strides[2]
+    block_size, num_key_heads = shape[0], shape[1]
+    shared, row = unsigned(len(answers) // (num_key_heads * dim)), unsigned(width)
     for block in range(first // block_size, (stop + block_size - 1) // block_size):
         begin, end = max(first, block * block_size), min(stop, (block + 1) * block_size)
-        start = strides[0] + table[block] * strides[1] + key_head * strides[3] + (begin - block * block_size) * step
-        whole = begin + (end - begin) // FOUR * FOUR
-        for position in range(begin, whole, FOUR):
-            four = values[start : start + 3 * step + dim]
-            for head in range(len(answers)):
-                seen = position - first
-                _add_four_weighted(answers[head], weights[head, seen : seen + FOUR], four, step)
-            start += FOUR * step
-        for position in range(whole, end):
-            value = values[start : start + dim]
-            for head in range(len(answers)):
-                _add_weighted(answers[head], weights[head, position - first], value)
-            start += step
+        for key_head in range(num_key_heads):
+            place = strides[0] + table[block] * strides[1] + key_head * strides[3]
+            place += (begin - block * block_size) * strides[2]
+            there, start, step = _floats(values, shape[4], place, strides[2], end - begin, dim, bits, wide)
+            value, apart, count = unsigned(start), unsigned(step), unsigned(end - begin)
+            answer = unsigned(key_head) * shared * unsigned(dim)
+            weight = unsigned(key_head) * shared * row + unsigned(begin - first)
+            if dim == DIM_32:
+                _weighted(answers, answer, weights, weight, row, shared, there, value, apart, count, DIM_32)
+            elif dim == DIM_64:
+                _weighted(answers, answer, weights, weight, row, shared, there, value, apart, count, DIM_64)
+            elif dim == DIM_128:
+                _weighted(answers, answer, weights, weight, row, shared, there, value, apart, count, DIM_128)
+            else:
+                _weighted(answers, answer, weights, weight, row, shared, there, value, apart, count, dim)
 
 
 @inlined_sums
-def _product(left: Float32Array, right: Float32Array) -> np.float32:
-    total = np.float32(0.0)
-    for element in range(len(left)):
-        total += left[element] * right[element]
-    return total
+def _floats(
+    pool: Pool, is_half: int, start: int, step: int, count: int, dim: int, bits: Int32Array, wide: Float32Array
+) -> tuple[Float32Array, int, int]:
+    """Return an array, a start and a step at which ``count`` tokens are floats, ``dim`` each.
+
+    Floats stay where they are; bfloat16, whose bits are the upper half of a float's, is widened into scratch memory.
+    """
+    floats, halves = pool
+    if is_half == 0:
+        return floats, start, step
+    for token in range(count):
+        half = unsigned(start + token * step)
+        there = unsigned(token * dim)
+        for element in range(unsigned(dim)):
+            bits[there + element] = np.int32(halves[half + element]) << WIDENING
+    return wide, 0, dim
 
 
 @inlined_sums
-def _four_products(
-    products: Float32Array, query: Float32Array, keys: Float32Array, step: int, scale: np.float32
+def _products(
+    scores: Float32Array,
+    score: int,
+    row: int,
+    queries: Float32Array,
+    query: int,
+    shared: int,
+    keys: Float32Array,
+    key: int,
+    apart: int,
+    count: int,
+    dim: int,
+    scale: np.float32,
 ) -> None:
-    """Multiply a query with four keys that lie ``step`` elements apart, reading the query once."""
-    dim = len(query)
-    key_0, key_1, key_2, key_3 = keys[:dim], keys[step:][:dim], keys[2 * step :][:dim], keys[3 * step :][:dim]
-    product_0, product_1, product_2, product_3 = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
-    for element in range(dim):
-        product_0 += query[element] * key_0[element]
-        product_1 += query[element] * key_1[element]
-        product_2 += query[element] * key_2[element]
-        product_3 += query[element] * key_3[element]
-    products[0] = product_0 * scale
-    products[1] = product_1 * scale
-    products[2] = product_2 * scale
-    products[3] = product_3 * scale
+    """Multiply the queries that share a key head with the keys of a block.
+
+    Args:
+        scores: flat, ``row`` elements for each head; score: the place of the first key's for the first head.
+        queries: flat; query: the place of the first head's.
+        shared: number of query heads.
+        keys: flat; key: the place of the first one; apart: elements between keys; count: number of keys.
+        dim: elements of a key.
+        scale: of the products.
+
+    Places and counts are unsigned.
+    """
+    for head in range(shared):
+        here, to = query + head * unsigned(dim), score + head * row
+        whole = count // FOUR
+        for four in range(whole):
+            begin = four * FOUR
+            key_0 = key + begin * apart
+            key_1 = key_0 + apart
+            key_2 = key_1 + apart
+            key_3 = key_2 + apart
+            product_0, product_1 = np.float32(0.0), np.float32(0.0)
+            product_2, product_3 = np.float32(0.0), np.float32(0.0)
+            for element in range(unsigned(dim)):
+                factor = queries[here + element]
+                product_0 += factor * keys[key_0 + element]
+                product_1 += factor * keys[key_1 + element]
+                product_2 += factor * keys[key_2 + element]
+                product_3 += factor * keys[key_3 + element]
+            scores[to + begin] = product_0 * scale
+            scores[to + begin + ONE] = product_1 * scale
+            scores[to + begin + TWO] = product_2 * scale
+            scores[to + begin + THREE] = product_3 * scale
+        for position in range(whole * FOUR, count):
+            last = key + position * apart
+            product = np.float32(0.0)
+            for element in range(unsigned(dim)):
+                product += queries[here + element] * keys[last + element]
+            scores[to + position] = product * scale
 
 
 @inlined_sums
-def _add_four_weighted(out: Float32Array, weights: Float32Array, values: Float32Array, step: int) -> None:
-    """Add four values that lie ``step`` elements apart; the sum is written once."""
-    dim = len(out)
-    value_0, value_1, value_2, value_3 = (
-        values[:dim],
-        values[step:][:dim],
-        values[2 * step :][:dim],
-        values[3 * step :][:dim],
-    )
-    weight_0, weight_1, weight_2, weight_3 = weights[0], weights[1], weights[2], weights[3]
-    for element in range(dim):
-        out[element] += (weight_0 * value_0[element] + weight_1 * value_1[element]) + (
-            weight_2 * value_2[element] + weight_3 * value_3[element]
-        )
-
-
-@inlined_sums
-def _add_weighted(out: Float32Array, weight: np.float32, value: Float32Array) -> None:
-    for element in range(len(out)):
-        out[element] += weight * value[element]
+def _weighted(
+    answers: Float32Array,
+    answer: int,
+    weights: Float32Array,
+    weight: int,
+    row: int,
+    shared: int,
+    values: Float32Array,
+    value: int,
+    apart: int,
+    count: int,
+    dim: int,
+) -> None:
+    """Add the values of a block to the answers of the heads that share them. Arguments as of :func:`_products`."""
+    for head in range(shared):
+        here, at = answer + head * unsigned(dim), weight + head * row
+        whole = count // FOUR
+        for four in range(whole):
+            begin = four * FOUR
+            value_0 = value + begin * apart
+            value_1 = value_0 + apart
+            value_2 = value_1 + apart
+            value_3 = value_2 + apart
+            weight_0, weight_1 = weights[at + begin], weights[at + begin + ONE]
+            weight_2, weight_3 = weights[at + begin + TWO], weights[at + begin + THREE]
+            for element in range(unsigned(dim)):
+                answers[here + element] += (
+                    weight_0 * values[value_0 + element] + weight_1 * values[value_1 + element]
+                ) + (weight_2 * values[value_2 + element] + weight_3 * values[value_3 + element])
+        for position in range(whole * FOUR, count):
+            last, last_weight = value + position * apart, weights[at + position]
+            for element in range(unsigned(dim)):
+                answers[here + element] += last_weight * values[last + element]
 
 
 @compiled_sums
