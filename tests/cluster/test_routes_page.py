@@ -27,6 +27,7 @@ GROUPS: Final = (FullAttention(16),)
 PROMPT: Final = np.arange(400, dtype=np.int32)
 ENGINE: Final = EngineFacts(
     max_tokens=1000,
+    context=1000,
     block_size=16,
     alignment=16,
     tenants=frozenset(),

@@ -51,7 +51,8 @@ class EngineConfig:
         max_batched_tokens: most tokens of a step.
         max_tokens: tokens of the longest sequence; None: by the model's config, 4,096 if it has no limit.
         beyond_context: for a request whose ``max_tokens`` exceed the longest sequence: "refuse" it, or "clip" its
-            answer there, as vLLM does. A prompt that leaves no room for a token is refused in both cases.
+            answer there, as vLLM does, or where the pools hold no more of it. A prompt that leaves no room for a token
+            is refused in both cases.
         preemption: how a preempted request continues.
         prefix_caching: share blocks between requests, and keep them for later ones.
         min_partial_hit: fewest tokens of a hit inside a block, for which that block is copied; 0: no such hits.

@@ -38,7 +38,7 @@ from pagedkv.engine.request import PLAIN, Decode, EngineRequest, Intent, Request
 from pagedkv.engine.runner import FlatBatch, PromptScoring, flatten, scorings_of
 from pagedkv.engine.sampling import SamplingParams, seed_of
 from pagedkv.errors import ConfigurationError, PagedKVError, RequestError
-from pagedkv.scheduling import AbortedBatches, Batch, Progress, Request, Scheduler
+from pagedkv.scheduling import AbortedBatches, Batch, Progress, Request, Scheduler, longest_alone
 from pagedkv.space import BlockSpace
 
 
@@ -198,7 +198,11 @@ class RequestRules:
         for token_ids in (intent.prediction, intent.answered):
             if token_ids:
                 self._require_tokens(np.array(token_ids, np.int32))
-        room = self._space.config.max_tokens - len(prompt_token_ids)
+        longest = self._space.config.max_tokens
+        if self._config.beyond_context == "clip":
+            num_answers = max(params.n, params.num_beams)
+            longest = longest_alone(self._space, len(prompt_token_ids), num_answers, intent.tenant)
+        room = longest - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else params.max_tokens
         if self._config.beyond_context == "clip":
             max_tokens = min(max_tokens, room)
@@ -207,7 +211,7 @@ class RequestRules:
             wanted = max(1, params.min_tokens) if is_least else params.max_tokens
             raise RequestError(
                 f"a prompt of {len(prompt_token_ids)} tokens and {wanted} new ones are more than the "
-                f"{self._space.config.max_tokens} of the longest sequence: shorten one, set max_tokens of the engine "
+                f"{longest} of the longest sequence: shorten one, set max_tokens of the engine "
                 "if the model knows more, or let answers end there (EngineConfig(beyond_context='clip'))"
             )
         if intent.answered:

@@ -14,6 +14,7 @@ The scheduler has no clock, model or trace: an engine passes sampled tokens, a s
 docs/replay.md has the rules.
 """
 
+from pagedkv.scheduling.admitting import longest_alone
 from pagedkv.scheduling.config import (
     NO_INTENT,
     Breakpoint,
@@ -56,5 +57,6 @@ __all__ = [
     "Request",
     "Scheduler",
     "SchedulingConfig",
+    "longest_alone",
     "require_preemption",
 ]

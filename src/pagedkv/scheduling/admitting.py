@@ -35,18 +35,20 @@ A promised length is counted in whole blocks, and one more for each sequence, fo
 no blocks are reserved: a request that runs out of blocks while it runs alone is rejected, with or without a promise.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final, Literal
 
 from pagedkv.contract.answers import PrefixGone, Shortage
 from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import AllocStatus, keeps_whole_prefix
 from pagedkv.scheduling.growing import schedule_chunk
 from pagedkv.scheduling.keeping import replaced_content, supersede
 from pagedkv.scheduling.request import Admission, BatchDraft, Request
 from pagedkv.scheduling.state import SchedulerState
-from pagedkv.space import PrefixHit
+from pagedkv.space import BlockSpace, PrefixHit
 
 BEYOND_CAP: Final = -1
 """Result of an admission in place of a number of tokens: the request waits because of its tenant's cap."""
@@ -60,12 +62,7 @@ def fits_alone(state: SchedulerState, request: Request, *, within_limits: bool =
     Raises ConfigurationError if there is no such tenant.
     """
     config = state.space.config
-    needed = dict.fromkeys(config.pool_names, 0)
-    for group in config.groups:
-        if keeps_whole_prefix(group):
-            num_shared = request.num_prompt_tokens // group.block_size
-            num_blocks = -(-request.most_tokens // group.block_size)
-            needed[group.pool] += num_shared + request.num_sequences * (num_blocks - num_shared)
+    needed = _whole_blocks(config, request.num_prompt_tokens, request.most_tokens, request.num_sequences)
     most_blocks = state.space.most_blocks(request.intent.tenant)
     if not within_limits:  # all but the null blocks
         most_blocks = {pool: num_blocks - 1 for pool, num_blocks in config.blocks_by_pool().items()}
@@ -74,6 +71,32 @@ def fits_alone(state: SchedulerState, request: Request, *, within_limits: bool =
         and request.most_tokens <= config.max_tokens
         and all(count <= most_blocks[pool] for pool, count in needed.items())
     )
+
+
+def longest_alone(
+    space: BlockSpace, num_prompt_tokens: int = 0, num_sequences: int = 1, tenant: str | None = None
+) -> int:
+    """Return the most tokens that each of some sequences of one prompt could have, if they were served alone.
+
+    O(log tokens x groups). Raises ConfigurationError if there is no such tenant.
+    """
+    config, most_blocks = space.config, space.most_blocks(tenant)
+
+    def exceeds(num_tokens: int) -> bool:
+        needed = _whole_blocks(config, num_prompt_tokens, num_tokens, num_sequences)
+        return any(count > most_blocks[pool] for pool, count in needed.items())
+
+    return bisect_left(range(1, config.max_tokens + 1), True, key=exceeds)  # noqa: FBT003 - a value
+
+
+def _whole_blocks(config: SpaceConfig, num_prompt_tokens: int, num_tokens: int, num_sequences: int) -> dict[str, int]:
+    """Count the blocks, by pool, of the groups that keep all tokens of sequences that share a prompt."""
+    needed = dict.fromkeys(config.pool_names, 0)
+    for group in config.groups:
+        if keeps_whole_prefix(group):
+            num_shared = min(num_prompt_tokens, num_tokens) // group.block_size
+            needed[group.pool] += num_shared + num_sequences * (-(-num_tokens // group.block_size) - num_shared)
+    return needed
 
 
 def admit_waiting(state: SchedulerState, draft: BatchDraft, budget: int) -> int:

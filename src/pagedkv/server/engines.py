@@ -23,6 +23,7 @@ from pagedkv.engine import LLM, AnswerStream, AsyncLLM, EngineConfig, Intent, Sa
 from pagedkv.engine.demo.trained import FOLDER, load_demo
 from pagedkv.engine.loading import load, load_tokenizer
 from pagedkv.errors import ConfigurationError, EngineError
+from pagedkv.scheduling import longest_alone
 from pagedkv.server.answer_formats import AnswerFormats, Formats
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class EngineFacts:
     """Properties of an engine that do not change while it serves.
 
     Args:
-        max_tokens: tokens of the longest sequence, answer included.
+        max_tokens: tokens of the longest sequence that the pools hold, answer included.
+        context: tokens of the longest sequence by the model's config or the engine's.
         block_size: least common multiple of the groups' block sizes, in tokens.
         alignment: the same of the groups but recurrent states, which are kept at the ends of prompts as well.
         tenants: names of the configured tenants.
@@ -92,6 +94,7 @@ class EngineFacts:
     """
 
     max_tokens: int
+    context: int
     block_size: int
     alignment: int
     tenants: frozenset[str]
@@ -105,6 +108,7 @@ class EngineFacts:
         """Read the properties of an engine."""
         core, space = llm.core, llm.core.space.config
         return cls(
+            longest_alone(core.space),
             space.max_tokens,
             math.lcm(*(group.block_size for group in space.groups)),
             math.lcm(*(group.block_size for group in space.groups if not keeps_state(group))),

@@ -163,6 +163,11 @@ def serve(  # noqa: C901, PLR0913 - typer needs a parameter for each option; eac
         address = f"http://{host}:{sockets[0].getsockname()[1]}"
 
         def told() -> None:
+            facts = service.engine.facts
+            beyond = f", of {facts.context:,} that the model takes" if facts.context > facts.max_tokens else ""
+            typer.echo(
+                f"pagedkv: the longest sequence has {facts.max_tokens:,} tokens, answer included{beyond}", err=True
+            )
             typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends)", err=True)
             if inspect or inspect_texts or replicas > 1:
                 typer.echo(f"pagedkv: the inspector is at {address}/inspect", err=True)
