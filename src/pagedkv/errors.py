@@ -36,6 +36,7 @@ Misuse raises an error that states the numbers. A broken invariant is a fault of
     |-- UnsupportedModelError     a model that would compute wrong answers on paged memory: layer, reason, remedy
     |-- RequestError              a request that cannot be served: empty, too long, contradictory, not implemented
     |-- QueueFullError            the waiting queue is full: submit again later
+    |-- NoEngineError             no engine of a router can take a request: all are down, draining, or have refused it
     |-- EngineError               the engine failed in a step, was closed, or is used in two ways at once
     |   `-- RankLostError         another process of the same model has ended, and the engine with it
     |-- RecordingError            a running engine that cannot be recorded: source, reason, remedy
@@ -57,6 +58,7 @@ __all__ = [
     "LostSequenceError",
     "MissingExtraError",
     "NoBlocksError",
+    "NoEngineError",
     "NoHostPoolError",
     "OutOfBlocksError",
     "OutputError",
@@ -199,6 +201,10 @@ class RequestError(PagedKVError, ValueError):
 
 class QueueFullError(PagedKVError):
     """The waiting queue is full, and the request was submitted without waiting for room; it may be served later."""
+
+
+class NoEngineError(PagedKVError):
+    """No engine of a router can take a request now: all are down, draining, or have refused it."""
 
 
 class EngineError(PagedKVError, RuntimeError):

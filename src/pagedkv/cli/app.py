@@ -21,6 +21,8 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "tokens.",
         "serve": "Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached "
         "prefixes.",
+        "route": "Route requests before stock vLLM and SGLang servers: each goes where most of its prompt is cached, "
+        "and says why.",
         "new-key": "Make an API key for pagedkv serve --api-keys, and its entry for that file.",
         "replay": "Serve a request trace on a virtual clock, with continuous batching, through the production block "
         "space.",
