@@ -15,13 +15,13 @@ from pagedkv.server.http import ApiError
 from pagedkv.server.parsing import parser_name
 
 if TYPE_CHECKING:
-    from pagedkv.server.grammars import Grammars
+    from pagedkv.server.grammars import GrammarMatcher, Grammars
 
 
 class Formats(Protocol):
     """Makes token matchers: see :meth:`AnswerFormats.matcher`."""
 
-    def matcher(
+    def matcher(  # noqa: PLR0913 - the fields of a request about formats
         self,
         response_format: Mapping[str, Any] | None,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -29,6 +29,7 @@ class Formats(Protocol):
         *,
         several: bool = True,
         after: str | None = None,
+        least: float = 0,
     ) -> TokenMatcher | None:
         """Return the matcher that constrains an answer; None: the answer is unconstrained."""
         ...
@@ -57,7 +58,7 @@ class AnswerFormats:
         self._end_ids = sorted(end_ids)
         self._tool_parser = tool_parser
 
-    def matcher(
+    def matcher(  # noqa: PLR0913 - the fields of a request about formats
         self,
         response_format: Mapping[str, Any] | None,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -65,6 +66,7 @@ class AnswerFormats:
         *,
         several: bool = True,
         after: str | None = None,
+        least: float = 0,
     ) -> TokenMatcher | None:
         """Return the matcher that constrains an answer; None: the answer is unconstrained.
 
@@ -74,6 +76,7 @@ class AnswerFormats:
             tool_choice: in OpenAI's form; ``required`` or a function's name forces a call.
             several: whether the answer may have more than one call.
             after: a marker, such as the end of reasoning; the answer is unconstrained up to it.
+            least: tokens before which the answer ends only where the format is complete and nothing may follow.
 
         Raises:
             ApiError: a field is invalid, or the server has no parser of calls.
@@ -82,8 +85,13 @@ class AnswerFormats:
         """
         named = _named_tool(tool_choice)
         if named is not None or tool_choice == "required":
-            return self._call(tools, named, several=several, after=after)
-        return None if response_format is None else self._format(response_format, after)
+            made = self._call(tools, named, several=several, after=after)
+        elif response_format is None or (free := self._format(response_format, after)) is None:
+            return None
+        else:
+            made = free
+        made.least = least
+        return made
 
     @cached_property
     def _grammars(self) -> "Grammars":
@@ -93,7 +101,7 @@ class AnswerFormats:
 
     def _call(
         self, tools: Sequence[Mapping[str, Any]], named: str | None, *, several: bool, after: str | None
-    ) -> TokenMatcher:
+    ) -> "GrammarMatcher":
         if not tools:
             raise ApiError(400, "tool_choice asks for a call, and no tools are offered", param="tool_choice")
         parser = parser_name(self._tool_parser, self._tokenizer)
@@ -105,7 +113,7 @@ class AnswerFormats:
             )
         return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)
 
-    def _format(self, response_format: Mapping[str, Any], after: str | None) -> TokenMatcher | None:
+    def _format(self, response_format: Mapping[str, Any], after: str | None) -> "GrammarMatcher | None":
         match response_format.get("type"):
             case "text":
                 return None

@@ -19,7 +19,6 @@ import torch
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.extras import needing
-from pagedkv.engine.sampling import TokenMatcher
 from pagedkv.errors import ConfigurationError, RequestError, SamplingError
 
 with needing("grammar", "pagedkv.server.grammars"):
@@ -72,7 +71,7 @@ class Grammars:
         self._lock = Lock()
         self._tokenizer = _read_tokenizer(tokenizer, as_count(vocab_size, "vocab_size", least=1), eos_token_ids)
 
-    def json_schema(self, schema: Mapping[str, Any], *, strict: bool, after: str | None = None) -> TokenMatcher:
+    def json_schema(self, schema: Mapping[str, Any], *, strict: bool, after: str | None = None) -> "GrammarMatcher":
         """Return a matcher of JSON texts that a schema allows.
 
         Args:
@@ -85,11 +84,11 @@ class Grammars:
         """
         return self._matcher(f"answer: {_json(schema, strict=strict)}\n", after, "the JSON schema")
 
-    def json_object(self, *, after: str | None = None) -> TokenMatcher:
+    def json_object(self, *, after: str | None = None) -> "GrammarMatcher":
         """Return a matcher of all JSON objects."""
         return self.json_schema({"type": "object"}, strict=True, after=after)
 
-    def regex(self, pattern: str, *, after: str | None = None) -> TokenMatcher:
+    def regex(self, pattern: str, *, after: str | None = None) -> "GrammarMatcher":
         """Return a matcher of texts that match a regular expression as a whole.
 
         Args:
@@ -110,7 +109,7 @@ class Grammars:
         several: bool = False,
         strict: bool = False,
         after: str | None = None,
-    ) -> TokenMatcher:
+    ) -> "GrammarMatcher":
         """Return a matcher of answers that call tools, in the format that a parser reads.
 
         Args:
@@ -140,18 +139,31 @@ class Grammars:
             return f"<[{token_ids[0]}]>"
         return as_literal(text)
 
-    def _matcher(self, rules: str, after: str | None, what: str) -> TokenMatcher:
-        if after is None:
-            grammar = f"start: answer\n{rules}"
-        else:
-            marker = self._marker(after)
-            free = f"free: FREE {marker}\n" if is_token(marker) else f"free[lazy]: FREE {marker}\n"
-            grammar = f"start: free answer\n{free}FREE: /(.|\\n)*/\n{rules}"
-        matcher = self._compile(grammar, what).deep_copy()
-        return GrammarMatcher(matcher, self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens))
+    def _matcher(self, rules: str, after: str | None, what: str) -> "GrammarMatcher":
+        compiled = self._compile(f"start: answer\n{rules}", what)
+        if after is not None:
+            compiled = self._compile(f"start: free answer\n{self._free(after)}{rules}", what)
+        return GrammarMatcher(compiled.deep_copy(), self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens))
+
+    def _free(self, after: str) -> str:
+        """Write the rules of a text up to a marker, whether it is one special token or spelled by others.
+
+        Parsers read texts, so for them the marker ends the text however it is written. As a special token it is no
+        text for the grammar, hence two ways; a text before the token that had the marker would take the first one.
+        """
+        spelled = f"FREE: /(.|\\n)*/\nspelled[lazy]: FREE {as_literal(after)}\n"
+        marker = self._marker(after)
+        if not is_token(marker):
+            return f"free: spelled\n{spelled}"
+        pattern = re.escape(after).replace("/", "\\/")
+        without = f"WITHOUT: /(.|\\n)+/ & ~/(.|\\n)*{pattern}(.|\\n)*/\n"
+        return f"free: spelled | WITHOUT? {marker}\n{spelled}{without}"
 
     def _compile(self, grammar: str, what: str) -> LLMatcher:
-        """Return the compiled grammar. Callers copy it and never advance it."""
+        """Return the compiled grammar. Callers copy it and never advance it.
+
+        Raises RequestError for a grammar that is refused, or that allows no token to begin with.
+        """
         with self._lock:
             known = self._compiled.get(grammar)
             if known is not None:
@@ -160,6 +172,9 @@ class Grammars:
         matcher = LLMatcher(self._tokenizer, grammar)
         if matcher.is_error():
             raise RequestError(f"{what} cannot be served: {_reason(matcher.get_error())}")
+        first = matcher.deep_copy()
+        if not any(first.compute_bitmask()) or first.is_error():
+            raise RequestError(f"{what} cannot be served: no text matches it")
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > self._max_cached:
@@ -282,9 +297,13 @@ class GrammarMatcher:
         matcher: a matcher of llguidance at the grammar's beginning, owned by this object.
         vocab_size: columns of the logits.
         eos_token_ids: tokens that end an answer; after a complete answer several of them may follow each other.
+
+    Attributes:
+        least: before so many tokens the answer ends only where nothing else may follow.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self.least = 0.0
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -312,11 +331,21 @@ class GrammarMatcher:
             return self._ended()
         mask = self._matcher.compute_bitmask()
         self._require_sound()
+        if len(generated_ids) < self.least:
+            mask = self._going_on(mask)
         return torch.frombuffer(bytearray(mask), dtype=torch.int32)
+
+    def _going_on(self, mask: bytes) -> bytes:
+        """Return a mask without the tokens that end an answer; as it is if it has no other tokens."""
+        others = bytearray(mask)
+        for token in self._eos_token_ids:
+            others[token // 8] &= ~(1 << token % 8)
+        return bytes(others) if any(others) else mask
 
     def fork(self) -> "GrammarMatcher":
         """Return an independent matcher at the same place of the same grammar."""
         copy = GrammarMatcher(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
+        copy.least = self.least
         copy._accepted = self._accepted.copy()
         return copy
 

@@ -1,6 +1,7 @@
 """Random answers within a grammar: they parse, they validate, the parsers read them; and what is refused."""
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -164,6 +165,48 @@ def test_what_llguidance_refuses_is_refused_with_its_reason() -> None:
     assert "'nix' must be called, and is not offered" in refused(
         lambda: GRAMMARS.tool_call(TOOLS, "llama", named="nix")
     )
+
+
+@pytest.mark.parametrize("pattern", ["[a&&b]", r"a[^\s\S]"])
+@pytest.mark.parametrize("after", [None, "</think>"])
+def test_an_expression_that_nothing_matches_is_refused(pattern: str, after: str | None) -> None:
+    with pytest.raises(RequestError, match="the regular expression cannot be served: no text matches it"):
+        GRAMMARS.regex(pattern, after=after)
+    GRAMMARS.regex("(?:)")
+
+
+def spelled(text: str) -> list[int]:
+    """Return the tokens of a text's characters."""
+    return [token for each in text for token in TOKENIZER.encode(each, add_special_tokens=False).ids]
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_thoughts_end_where_the_parser_reads_their_end(*, is_special: bool) -> None:
+    """Whether the marker is one token or spelled by others: what follows is held."""
+    grammars = Grammars(byte_tokenizer(*MARKERS if is_special else ()), VOCAB_SIZE, eos_token_ids=[END])
+    free = grammars.regex("xyz", after="</think>")
+    ends = [spelled("thought</think>"), spelled("</think>")]
+    if is_special:
+        marker = MARKERS.index("</think>") + END + 1
+        ends += [[*spelled("thought"), marker], [marker], [*spelled("thought</thi"), marker]]
+    for end in ends:
+        matcher = free.fork()
+        (only,) = allowed(matcher, end)
+        assert only in spelled("x")
+        with pytest.raises(SamplingError, match="does not allow"):
+            matcher.allowed_tokens([*end, *spelled("a")])
+    assert len(allowed(free, spelled("thought</thin"))) > 20
+
+
+def test_an_answer_of_few_tokens_goes_on_where_the_grammar_does() -> None:
+    matcher = GRAMMARS.regex("x{1,3}")
+    assert END in allowed(matcher, spelled("x"))
+    matcher.least = 2
+    for each in (matcher, matcher.fork()):
+        assert END not in allowed(each, spelled("x"))
+        assert END in allowed(each, spelled("xx"))
+    matcher.least = math.inf
+    assert allowed(matcher, spelled("xxx")) == [END]
 
 
 def test_keywords_that_cannot_be_enforced_are_ignored_unless_strict() -> None:

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from pagedkv.engine import TokenLogprobs
 from pagedkv.engine.outputs import FinishReason
 from pagedkv.server.generation import Usage
+from pagedkv.server.openai.token_texts import TokenTexts
 from pagedkv.server.parsing import CallArguments, CallBegin, Part, ReasoningPart, TextPart
 
 Decode = Callable[[Sequence[int]], str]
@@ -88,9 +89,9 @@ def as_delta(parts: Sequence[Part]) -> dict[str, Any]:
     return delta
 
 
-def as_logprobs(logprobs: Sequence[TokenLogprobs], decode: Decode) -> dict[str, Any]:
+def as_logprobs(logprobs: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
     """Return log-probabilities of tokens in the form of chat completions."""
-    return {"content": [_position(each, decode) for each in logprobs], "refusal": None}
+    return {"content": [texts.position(each) for each in logprobs], "refusal": None}
 
 
 def _calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -102,16 +103,6 @@ def _calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
         elif isinstance(part, CallArguments):
             calls[part.index]["function"]["arguments"] += part.text
     return list(calls.values())
-
-
-def _position(each: TokenLogprobs, decode: Decode) -> dict[str, Any]:
-    top = [_token(token, logprob, decode) for token, logprob in each.top]
-    return {**_token(each.token_id, each.logprob, decode), "top_logprobs": top}
-
-
-def _token(token_id: int, logprob: float, decode: Decode) -> dict[str, Any]:
-    text = decode([token_id])
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode(errors="replace"))}
 
 
 CLOSED = ConfigDict(extra="forbid")

@@ -7,6 +7,7 @@ blocks stay cached until they are evicted. Tokens and models
 are told in vLLM's form.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,10 +40,12 @@ from pagedkv.server.openai.requests import (
     as_chat,
     as_params,
     as_priority,
+    least_tokens,
     offered_tools,
     predicted_text,
     require_consistent,
 )
+from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
 from pagedkv.server.parsing import Part, PlainParser, TextPart
 from pagedkv.server.service import DONE, Exchange, Service, event, new_id
 
@@ -126,7 +129,9 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
     new_parser = service.parsers(tools if may_call else [], prompt)
     several = body.parallel_tool_calls is not False
     after = service.end_of_reasoning(prompt)
-    forced = service.formats.matcher(answer_format(body), tools, body.tool_choice, several=several, after=after)
+    forced = service.formats.matcher(
+        answer_format(body), tools, body.tool_choice, several=several, after=after, least=least_tokens(body)
+    )
     processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
     return GenerationRequest(
         "/v1/chat/completions",
@@ -211,7 +216,7 @@ class ChatCompletion:
         return {
             "index": answer.index,
             "message": message,
-            "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self.request.decode),
+            "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self._texts),
             "finish_reason": as_finish_reason(answer.finish_reason, has_calls=writer.has_calls),
         }
 
@@ -226,8 +231,12 @@ class ChatCompletion:
             "finish_reason": as_finish_reason(each.finish_reason, has_calls=has_calls),
         }
         if each.logprobs is not None:
-            choice["logprobs"] = as_logprobs(each.logprobs, self.request.decode)
+            choice["logprobs"] = as_logprobs(each.logprobs, self._texts)
         return choice
+
+    @property
+    def _texts(self) -> TokenTexts:
+        return TokenTexts(self.service.tokenizer, self.request.decode)
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.request.prediction))
@@ -255,8 +264,6 @@ class ChatCompletion:
         return write
 
 
-LEAST_LOGPROB: Final = -9999.0
-"""Written for a token of probability 0, since JSON has no infinity."""
 DEFAULT_MAX_TOKENS: Final = 16
 """Most tokens of an answer where a request sets none: OpenAI's default for this path."""
 
@@ -272,7 +279,7 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
     require_consistent(body)
     _refuse_unserved(body)
     prompts = await service.run_text_work(body.nbytes, partial(prompts_of, service, body))
-    held = service.formats.matcher(answer_format(body)) if answer_format(body) else None
+    held = service.formats.matcher(answer_format(body), least=least_tokens(body))
     request = GenerationRequest(
         "/v1/completions",
         new_id("cmpl-"),
@@ -339,8 +346,12 @@ class TextCompletion:
 
     def _choice(self, each: AnswerEvent, echo: str, offset: "_TextOffset") -> dict[str, Any]:
         text = echo + "".join(part.text for part in each.parts if isinstance(part, TextPart))
-        logprobs = None if each.logprobs is None else offset.logprobs(each.logprobs, self.request.decode)
+        logprobs = None if each.logprobs is None else offset.logprobs(each.logprobs, self._texts)
         return {"index": each.index, "text": text, "logprobs": logprobs, "finish_reason": each.finish_reason}
+
+    @property
+    def _texts(self) -> TokenTexts:
+        return TokenTexts(self.service.tokenizer, self.request.decode)
 
     def _echo(self, index: int) -> str:
         if not self.body.echo:
@@ -371,21 +382,21 @@ class TextCompletion:
 
 @final
 class _TextOffset:
-    """Counts the characters of the answer's tokens so far."""
+    """Counts the characters of the answer's tokens so far; one that completes none begins where the last one did."""
 
     def __init__(self) -> None:
         self._num_characters = 0
+        self._characters = getincrementaldecoder("utf-8")("replace")
 
-    def logprobs(self, logprobs: Sequence[TokenLogprobs], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    def logprobs(self, logprobs: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
         """Return log-probabilities in the form of text completions."""
-        tokens = [decode([each.token_id]) for each in logprobs]
         offsets: list[int] = []
-        for token in tokens:
+        for each in logprobs:
             offsets.append(self._num_characters)
-            self._num_characters += len(token)
-        top = [{decode([token]): max(logprob, LEAST_LOGPROB) for token, logprob in each.top} for each in logprobs]
+            self._num_characters += len(self._characters.decode(texts.bytes_of(each.token_id)))
+        top = [texts.by_text(each) for each in logprobs]
         return {
-            "tokens": tokens,
+            "tokens": [texts.text_of(each.token_id) for each in logprobs],
             "token_logprobs": [max(each.logprob, LEAST_LOGPROB) for each in logprobs],
             "top_logprobs": top,
             "text_offset": offsets,

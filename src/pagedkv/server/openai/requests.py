@@ -4,6 +4,7 @@ Fields that are declared here are served: they are put in the engine's terms, sa
 formats. :mod:`pagedkv.server.fields` has the others.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
@@ -215,6 +216,7 @@ def as_params(
     top_p = 1.0 if body.top_p is None else body.top_p
     if top_p == 0:  # OpenAI's range includes 0: the most likely token alone
         is_greedy, top_p = True, 1.0
+    is_held = any(isinstance(each, TokenMatcher) for each in processors)  # whose format decides when it may end
     try:
         return SamplingParams(
             n=body.n or 1,
@@ -226,11 +228,11 @@ def as_params(
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=_as_bias(body.logit_bias or {}),
-            min_tokens=body.min_tokens or 0,
+            min_tokens=0 if is_held else body.min_tokens or 0,
             max_tokens=max_tokens,
             stop=_as_stops(body.stop),
             stop_token_ids=body.stop_token_ids or (),
-            ignore_eos=bool(body.ignore_eos),
+            ignore_eos=bool(body.ignore_eos) and not is_held,
             seed=None if body.seed is None else body.seed % 2**63,
             logprobs=logprobs,
             logits_processors=processors,
@@ -320,6 +322,13 @@ def answer_format(body: SamplingFields) -> dict[str, Any] | None:
         case "regex", str():
             return {"type": "regex", "regex": value}
         case "choice", [str(), *rest] if all(isinstance(each, str) for each in rest):
+            longest = max(len(each.encode()) for each in value)
+            if longest < (body.min_tokens or 0):
+                raise ApiError(
+                    400,
+                    f"min_tokens is {body.min_tokens}, and the longest choice has {longest} bytes: each ends before",
+                    param="min_tokens",
+                )
             return {"type": "regex", "regex": "|".join(map(re.escape, value))}
         case _:
             raise ApiError(
@@ -328,6 +337,11 @@ def answer_format(body: SamplingFields) -> dict[str, Any] | None:
                 f"json_object, true; got {name[:50]!r}",
                 param="structured_outputs",
             )
+
+
+def least_tokens(body: DrawingFields) -> float:
+    """Return the number of tokens before which an answer of a format ends only where it must."""
+    return math.inf if body.ignore_eos else body.min_tokens or 0
 
 
 def as_priority(body: SamplingFields, caller: Caller) -> int:
