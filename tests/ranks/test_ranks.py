@@ -28,8 +28,8 @@ def run(size: int, families: Sequence[str], mode: str = "serve") -> list[dict[st
 @pytest.mark.parametrize(
     ("size", "families"),
     [
-        (2, ("llama", "gemma2", "deepseek_v3")),
-        (4, ("llama",)),
+        (2, ("llama", "gemma2", "deepseek_v3")),  # four: tests/ranks/test_hand_off.py
+        pytest.param(4, ("llama",), marks=pytest.mark.long),
         pytest.param(2, ("qwen3", "mistral", "llama", "mixtral"), marks=pytest.mark.long),
         pytest.param(4, ("gemma2", "qwen3", "mistral"), marks=pytest.mark.long),
     ],

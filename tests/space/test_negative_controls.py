@@ -43,9 +43,10 @@ def in_plans(tamper: Callable[[Parts], Parts]) -> Sabotage:
     ("mix_name", "tamper"),
     [
         ("full", lambda plan: replace(plan, copies=())),
-        (
+        pytest.param(
             "full",
             lambda plan: replace(plan, swaps_in=tuple(replace(m, src_ids=m.src_ids[::-1]) for m in plan.swaps_in)),
+            marks=pytest.mark.long,  # it takes some nine seconds to notice
         ),
         ("full", lambda plan: replace(plan, swaps_in=())),
         ("full", lambda plan: replace(plan, swaps_out=())),

@@ -70,10 +70,9 @@ def played(folder: Path, addition: str, monkeypatch: pytest.MonkeyPatch) -> Comp
     "change",
     [
         ANOTHER_VICTIM,
-        ANOTHER_STATE,
         *(
             pytest.param(each, marks=pytest.mark.long)
-            for each in (ANOTHER_WORD_IN_A_PLAN, ANOTHER_NUMBER, ANOTHER_CLASS)
+            for each in (ANOTHER_STATE, ANOTHER_WORD_IN_A_PLAN, ANOTHER_NUMBER, ANOTHER_CLASS)
         ),
     ],
     ids=["another victim", "another state", "another word in a plan", "another number", "another class"],
