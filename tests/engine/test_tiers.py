@@ -37,7 +37,7 @@ LONG: Final = [*range(20, 90)]
 PROMPTS: Final = (LONG, [*range(100, 150)], [*LONG[:50], 3, 4, 5], [7, 8, 9])
 """Runs are 32 tokens: the first has two, the second one, the third shares one with the first."""
 ROOMY: Final = replace(CONFIG, num_blocks=120, max_tokens=100, max_batched_tokens=64, warm_up=False)
-SECONDS: Final = 30.0
+SECONDS: Final = 300.0
 WAITED_BEFORE_S: Final = 5.0
 
 

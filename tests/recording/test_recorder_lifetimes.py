@@ -17,7 +17,7 @@ from tests.recording.publisher import doing
 from tests.space.spaces import cache, new_space, tokens
 
 GROUPS: Final = (FullAttention(4),)
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 120.0
 
 
 class Served:

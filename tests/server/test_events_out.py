@@ -17,7 +17,7 @@ from pagedkv.server.engine_process import EventEndpoints
 from tests.server.serving import Script, local_engine, make_service, running
 
 LOCAL: Final = "tcp://127.0.0.1:*"
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 120.0
 
 
 @dataclass(frozen=True)
