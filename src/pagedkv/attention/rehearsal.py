@@ -3,7 +3,8 @@
 import torch
 
 from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata
-from pagedkv.attention.cpu import CPUBackend
+from pagedkv.attention.cpu.backend import CPUBackend, compiled_attention
+from pagedkv.attention.reference import Span
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage
@@ -12,7 +13,7 @@ __all__ = ["rehearse"]
 
 
 def rehearse() -> None:
-    """Write the keys and values of two sequences, and compute attention of their last tokens.
+    """Write the keys and values of two sequences, and compute attention of their last tokens, and of a prompt.
 
     One compilation serves layers of all kinds and sizes, and any number of sequences.
     """
@@ -25,9 +26,13 @@ def rehearse() -> None:
         slot_mapping=torch.tensor([4, 6]),
     )
     step = StepMetadata((group,), num_places=2, num_tokens=2)
+    layer = AttentionLayer(group=0, index=0, num_heads=1, scale=1.0)
     for dtype in (torch.float32, torch.bfloat16):
         storage = KVStorage(config, [KeyValueShape(num_layers=1, num_heads=1, key_dim=2, dtype=dtype)], "cpu")
-        backend = CPUBackend(storage, [AttentionLayer(group=0, index=0, num_heads=1, scale=1.0)])
+        backend = CPUBackend(storage, [layer])
         tokens = torch.ones(2, 1, 2, dtype=dtype)
         backend.write(0, tokens, tokens, step)
         backend.attend(0, tokens, step)
+        compiled_attention(
+            layer, Span(place=0, first_token=0, start=0, stop=2, first_key=0), *[tokens.transpose(0, 1)] * 3
+        )

@@ -19,7 +19,7 @@ import numpy as np
 from pagedkv.compilation.compiled import compiled_sums, inlined_sums, unsigned
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint16Array
 
-__all__ = ["decode_attention", "write_tokens"]
+__all__ = ["DIM_32", "DIM_64", "DIM_128", "Pool", "decode_attention", "weigh", "write_tokens"]
 
 Pool: TypeAlias = tuple[Float32Array, Uint16Array]
 """One memory, seen as floats and as the bits of bfloat16."""
@@ -129,7 +129,7 @@ def decode_attention(
         _score(query_of, key_dim, keys, key_strides, table, shape, first, stop, scale, flat_scores, width, bits, wide)
         for head in range(num_heads):
             sink = sinks[head : head + 1] if len(sinks) > 0 else sinks
-            _weigh(scores[head, : stop - first], soft_cap, sink, exponents, powers)
+            weigh(scores[head, : stop - first], soft_cap, sink, exponents, powers)
         _add_values(answer, value_dim, values, value_strides, table, shape, first, stop, flat_scores, width, bits, wide)
 
 
@@ -322,16 +322,14 @@ def _weighted(
 
 
 @compiled_sums
-def _weigh(
+def weigh(
     scores: Float32Array, soft_cap: float, sink: Float32Array, exponents: Int32Array, powers: Float32Array
 ) -> None:
     """Turn the scores of one query into weights."""
     if soft_cap > 0.0:
         for seen in range(len(scores)):
             scores[seen] = math.tanh(scores[seen] / np.float32(soft_cap)) * np.float32(soft_cap)
-    largest = scores[0]
-    for seen in range(len(scores)):
-        largest = max(largest, scores[seen])
+    largest = _largest(scores)
     if len(sink) > 0:
         largest = max(largest, sink[0])
     _exponentiate(scores, largest, exponents, powers)
@@ -342,6 +340,22 @@ def _weigh(
         total += math.exp(sink[0] - largest)
     for seen in range(len(scores)):
         scores[seen] /= total
+
+
+@inlined_sums
+def _largest(scores: Float32Array) -> np.float32:
+    """Return the largest score, or any if one is NaN: four maxima side by side, which do not wait for each other."""
+    first, second, third, fourth = scores[0], scores[0], scores[0], scores[0]
+    whole = unsigned(len(scores)) // FOUR
+    for four in range(whole):
+        at = four * FOUR
+        first = max(first, scores[at])
+        second = max(second, scores[at + ONE])
+        third = max(third, scores[at + TWO])
+        fourth = max(fourth, scores[at + THREE])
+    for rest in range(whole * FOUR, unsigned(len(scores))):
+        first = max(first, scores[rest])
+    return max(first, second, third, fourth)
 
 
 @compiled_sums

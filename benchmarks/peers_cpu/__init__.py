@@ -1,0 +1,1 @@
+"""The engine on a CPU beside vLLM's build for CPUs."""
