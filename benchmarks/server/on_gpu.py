@@ -69,7 +69,7 @@ def saved_model(num_layers: int) -> Iterator[str]:
 def compare(folder: str, num_streams: int, num_tokens: int, options: Sequence[str]) -> dict[str, float]:
     """Serve streams, and generate the same tokens without a server."""
     prompts = draw_prompts(num_streams)
-    overlap = "--overlap" in options
+    overlap = "--no-overlap" not in options
     config = EngineConfig(
         kv_nbytes=GIB * 2**30, max_sequences=num_streams, self_test=False, leases=True, overlap=overlap
     )

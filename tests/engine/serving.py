@@ -44,6 +44,8 @@ CONFIG: Final = EngineConfig(
     max_batched_tokens=16,
     max_tokens=80,
     self_test=False,
+    compile_model=False,
+    overlap=False,
 )
 
 

@@ -14,7 +14,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
 from pagedkv.engine.compiled_model import CompiledModel
+from pagedkv.engine.parts import chosen_for
 from pagedkv.errors import UnsupportedModelError
+from pagedkv.probe.layers import EngineGroups
 from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess
@@ -92,6 +94,54 @@ def test_drafts_and_scores_of_prompts() -> None:
     assert sum(record.num_accepted for record in records) > 0
     scored = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=2, prompt_logprobs=0))
     assert scored[0].prompt_logprobs
+
+
+def test_by_default_a_gpu_compiles_and_overlaps_and_a_cpu_does_neither() -> None:
+    model = moved(make_model("llama"), DEVICE)
+    llm = LLM(model, replace(CONFIG, compile_model=None, overlap=None))
+    is_chosen = DEVICE == "cuda"
+    assert (llm.core.config.compile_model, llm.core.config.overlap) == (is_chosen, is_chosen)
+    if is_chosen:
+        assert llm.core.choices == "the model is compiled; steps overlap"
+    else:
+        why = "(the model is on cpu)"
+        assert llm.core.choices == f"the model is not compiled {why}; steps do not overlap {why}"
+    requests, _ = serve(llm)
+    compare(requests, reference(model, PROMPTS))
+
+
+def test_what_is_chosen_where() -> None:
+    llama, latents = (LLM(make_model(name), replace(CONFIG, num_blocks=80)).groups for name in ("llama", "deepseek_v3"))
+    gpu, left_open = torch.device("cuda"), replace(CONFIG, compile_model=None, overlap=None)
+
+    def chosen(
+        config: EngineConfig, groups: EngineGroups = llama, *, is_sharded: bool = False
+    ) -> tuple[bool | None, ...]:
+        found = chosen_for(config, groups, gpu, is_sharded=is_sharded).config
+        return found.compile_model, found.overlap
+
+    assert chosen(left_open) == (True, True)
+    assert chosen(left_open, latents) == (False, True)
+    assert chosen(left_open, is_sharded=True) == (False, False)
+    assert chosen(replace(left_open, num_draft_tokens=4)) == (True, False)
+    assert chosen(replace(left_open, compile_model=False)) == (False, True)
+    assert chosen(replace(left_open, overlap=False)) == (True, False)
+    told = chosen_for(left_open, latents, gpu, is_sharded=False).told
+    assert told.startswith("the model is not compiled (it keeps latents, ")
+    assert told.endswith("; steps overlap")
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="nothing is compiled by default on a CPU")
+def test_where_compiling_fails_and_was_not_asked_for_the_engine_goes_on_without() -> None:
+    model = moved(make_model("llama"), DEVICE)
+    for layer in model.model.layers:
+        layer.forward = layer.forward  # an attribute of the object, as wrappers of others set it
+    llm = LLM(model, replace(CONFIG, compile_model=None))
+    assert not llm.core.config.compile_model
+    assert "not compiled after all: LlamaForCausalLM cannot be compiled: layer 0" in llm.core.choices
+    requests, _ = serve(llm)
+    compare(requests, reference(model, PROMPTS))
+    assert llm.core.capture_state.num_graphs > 0
 
 
 def test_its_weights_may_change() -> None:

@@ -121,7 +121,8 @@ def test_keys_that_eight_bits_cannot_represent_are_kept_by_their_scales() -> Non
     model = cast("Any", model).bfloat16()
     texts = [each.tolist() for each in prompts]
     scales = measure_kv_scales(model, texts[:3], margin=1.1)
-    config = EngineConfig(kv_nbytes=2**28, max_sequences=16, max_batched_tokens=768, max_tokens=512)
+    limits = EngineConfig(kv_nbytes=2**28, max_sequences=16, max_batched_tokens=768, max_tokens=512)
+    config = replace(limits, compile_model=False, overlap=False)
     off = {}
     for name, asked in (
         ("bf16", config),

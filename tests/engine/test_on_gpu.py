@@ -74,7 +74,8 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself() -> None:
     exact = dense()
     model = cast("PreTrainedModel", cast("Any", model).bfloat16())
     own = (dense() - exact).abs()
-    config = EngineConfig(kv_nbytes=2**30, max_sequences=16, max_batched_tokens=768, max_tokens=512)
+    limits = EngineConfig(kv_nbytes=2**30, max_sequences=16, max_batched_tokens=768, max_tokens=512)
+    config = replace(limits, compile_model=False, overlap=False)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     answers = LLM(model, config).generate([prompt.tolist() for prompt in prompts], params)
     logprobs = [each.logprob for answer in answers for each in answer.prompt_logprobs or () if each is not None]

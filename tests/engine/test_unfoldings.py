@@ -226,7 +226,7 @@ def test_latents_are_absorbed_on_a_gpu_if_nothing_else_is_configured() -> None:
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
 def test_steps_with_absorbed_latents_are_captured() -> None:
-    config = EngineConfig(num_blocks=200, block_size=4, max_sequences=8)
+    config = EngineConfig(num_blocks=200, block_size=4, max_sequences=8, overlap=False)
     model, params = with_latents("youtu"), SamplingParams(max_tokens=30, ignore_eos=True)
     answers = []
     for each in (config, replace(config, capture_steps=False)):
@@ -234,7 +234,7 @@ def test_steps_with_absorbed_latents_are_captured() -> None:
         answers.append([answer.token_ids for answer in llm.generate([list(prompt) for prompt in PROMPTS], params)])
         if each.capture_steps:
             assert llm.core.capture_state.refusal is None
-            assert llm.core.capture_state.num_graphs >= 2
+            assert llm.core.capture_state.num_graphs >= 1  # of decoding; each size of chunks comes once
     assert answers[0] == answers[1]
 
 

@@ -63,7 +63,14 @@ class EngineOptions:
         option("PATH|ID", "A smaller model of the same vocabulary that guesses tokens; answers stay the same."),
     ] = None
     draft_tokens: Annotated[int, option("N", "Tokens that --draft-model guesses a step. Default: 4.")] = 0
-    overlap: opt.Overlap = False
+    overlap: Annotated[
+        bool | None,
+        flag("Schedule each step while the one before it runs. Default: on a GPU.", "--overlap/--no-overlap"),
+    ] = None
+    compile_model: Annotated[
+        bool | None,
+        flag("Compile the model's layers. Default: on a GPU, where they can be.", "--compile/--no-compile"),
+    ] = None
     accept_differences: Annotated[
         bool, flag("Go on where the self-test finds other answers than the model's own: they may be wrong.")
     ] = False
@@ -118,6 +125,7 @@ class EngineOptions:
             speculation=PromptLookup(self.lookup) if self.lookup else None,
             num_draft_tokens=0 if self.draft_model is None else self.draft_tokens or DEFAULT_DRAFT_TOKENS,
             overlap=self.overlap,
+            compile_model=self.compile_model,
             accept_differences=self.accept_differences,
             tiers=self._tiers(),
         )

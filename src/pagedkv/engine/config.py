@@ -70,15 +70,17 @@ class EngineConfig:
             disk; False: compile each when it is first called, so that the engine is built sooner, and requests wait.
         capture_steps: on a GPU, launch steps of up to 512 tokens as CUDA graphs, where the model allows it; False: call
             by call, for a model that is changed or watched between steps.
-        compile_model: compile the model with torch.compile, for models of attention alone: building the engine takes
-            minutes, and steps then have fewer and larger kernels. If its graphs differ from its calls by rounding,
-            steps are not captured (:attr:`EngineCore.capture_state`).
+        compile_model: compile the model's layers with torch.compile, for models of attention alone: building the engine
+            takes seconds longer, and steps then have fewer and larger kernels. If its graphs differ from its calls by
+            rounding, steps are not captured (:attr:`EngineCore.capture_state`). None: on a GPU that has the whole
+            model, where it can be compiled (:attr:`EngineCore.choices`).
         absorb_latents: attend to latents (MLA) in their blocks, by matrices that are read out of the model when the
             engine is built, instead of letting the model unfold the latents in every step. Answers change by rounding.
             None: on a GPU. Layers that do not unfold by matrices are unfolded (:attr:`EngineCore.absorbed`).
         overlap: plan and launch each step before the tokens of the step before are on the host, so that a GPU does not
             wait. Answers are the same. The next call of ``step`` notes a step's tokens. Tokens computed after the end
-            of an answer that was not known yet count as abandoned in receipts.
+            of an answer that was not known yet count as abandoned in receipts. None: on a GPU that has the whole model,
+            without a draft model.
         speculation: draft tokens by lookup in the request's own tokens, which steps verify; answers stay the same.
             None: no drafts.
         predicted_tokens: most tokens of a sequence that a step drafts from a request's prediction
@@ -122,9 +124,9 @@ class EngineConfig:
     accept_differences: bool = False
     warm_up: bool = True
     capture_steps: bool = True
-    compile_model: bool = False
+    compile_model: bool | None = None
     absorb_latents: bool | None = None
-    overlap: bool = False
+    overlap: bool | None = None
     speculation: PromptLookup | None = None
     predicted_tokens: int = 0
     num_draft_tokens: int = 0
@@ -145,11 +147,18 @@ class EngineConfig:
             as_count(self.max_tokens, "max_tokens", least=1)
         for name in ("num_blocks", "num_host_blocks"):
             _check_blocks(getattr(self, name), name)
-        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "overlap"):
+        for name in (
+            "prefix_caching",
+            "self_test",
+            "warm_up",
+            "capture_steps",
+            "accept_differences",
+            "leases",
+            "events",
+        ):
             as_flag(getattr(self, name), name)
-        for name in ("accept_differences", "leases", "events"):
-            as_flag(getattr(self, name), name)
-        as_flag(self.absorb_latents is None or self.absorb_latents, "absorb_latents")
+        for name in ("compile_model", "absorb_latents", "overlap"):
+            as_flag(getattr(self, name) is None or getattr(self, name), name)
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
         require_preemption(self.preemption)
@@ -193,7 +202,7 @@ class EngineConfig:
             self.preemption,
             most_drafts=self.most_drafts,
             publishes_answers=publishes_answers,
-            overlap=self.overlap,
+            overlap=bool(self.overlap),
         )
 
     def longest(self, model_tokens: int | None) -> int:

@@ -84,7 +84,7 @@ class EngineCore:
     Args:
         model: a probed decoder.
         groups: the groups of its layers, and the place of each layer in them.
-        config: memory, limits, policies.
+        config: memory, limits, policies; the attribute has no open choices left.
         replays_steps, continues: what a self-test found about recurrent layers, see :class:`ModelRunner`. With
             ``replays_steps`` the blocks of decoded tokens are not published, so no other request hits them.
         decode: maps token ids to text, for stop texts; None: requests have none.
@@ -125,12 +125,12 @@ class EngineCore:
         draft: DraftModel | None = None,
     ) -> None:
         require_draft_model(config, draft)
-        self.config = config
         self._ranks = ranks
         self.driver = Driver()
         self._model, self._draft_model = model, None if draft is None else draft.model
         self._borrowed = BorrowedModel(*(each for each in (model, self._draft_model) if each is not None))
         self._parts = EngineParts(model, groups, config, ModelTraits(replays_steps, continues), ranks, draft)
+        self.config = config = self._parts.config
         self.space, self.executor = self._parts.space, self._parts.executor
         self.memory, self.absorbed = self._parts.memory, self._parts.absorbed
         self._content = self._parts.content(whole)
@@ -164,6 +164,11 @@ class EngineCore:
     def vocabulary_size(self) -> int:
         """Columns of the logits; all token ids are below it."""
         return self._parts.num_vocabulary
+
+    @property
+    def choices(self) -> str:
+        """A sentence that tells whether the model is compiled and whether steps overlap, and why not."""
+        return self._parts.choices
 
     @property
     def capture_state(self) -> CaptureState:

@@ -98,6 +98,7 @@ class LLM:
         ranks: RankGroup | None = None,
         draft_model: compat.Model | None = None,
     ) -> None:
+        begun = perf_counter()
         config = EngineConfig() if config is None else config
         if draft_model is not None:
             config = replace(config, num_draft_tokens=config.num_draft_tokens or DEFAULT_DRAFT_TOKENS)
@@ -134,6 +135,7 @@ class LLM:
             whole=whole,
             draft=draft,
         )
+        LOG.info("%s; the engine was built in %.1f s", self.core.choices, perf_counter() - begun)
         self._tokenizer = tokenizer
 
     def generate(

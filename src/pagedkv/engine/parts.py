@@ -12,7 +12,9 @@ What does not fit or cannot work is refused here, before the first request.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
+
+import torch
 
 from pagedkv.attention import AttentionBackend, backend_for
 from pagedkv.contract.space_config import SpaceConfig
@@ -54,6 +56,7 @@ class EngineParts:
         space: the block space; executor: storage and block tables; runner: the model's passes.
         drafter: the draft model's passes; None: there is no draft model.
         absorbed: the layers that attend to latents without unfolding them.
+        config: the configuration, without open choices; choices: a sentence that tells them, and why.
         memory: bytes on the device.
         num_vocabulary: columns of the logits.
 
@@ -71,7 +74,11 @@ class EngineParts:
         ranks: RankGroup | None,
         draft: DraftModel | None,
     ) -> None:
-        self._config, self._model = config, model
+        chosen = chosen_for(config, groups, model.device, is_sharded=ranks is not None)
+        may_fall_back = config.compile_model is None
+        self.config, self.choices = chosen
+        config = self.config
+        self._model = model
         self._ranks, self._draft_model = ranks, None if draft is None else draft.model
         self.absorbed = AbsorbedLatents(
             model, latents_to_absorb(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
@@ -82,8 +89,26 @@ class EngineParts:
         self.num_vocabulary = groups.num_vocabulary
         self.space = BlockSpace(space_config)
         self.executor = self._new_executor(space_config, groups)
-        uncaptured = what_prevents_graphs(groups, model.device, are_wanted=config.capture_steps)
-        self.runner = ModelRunner(
+        self.runner, self.memory = self._prepared(traits, may_fall_back=may_fall_back)
+        self.drafter = None if draft is None else self._new_drafter(draft)
+
+    def _prepared(self, traits: ModelTraits, *, may_fall_back: bool) -> tuple[ModelRunner, MemoryUse]:
+        """Make the runner and prepare it; uncompiled if compiling fails and was no wish of the configuration."""
+        try:
+            runner = self._new_runner(traits)
+            return runner, runner.prepare(self.config.max_sequences)
+        except Exception as problem:
+            if not (self.config.compile_model and may_fall_back):
+                raise
+            first_line = (str(problem).splitlines() or [type(problem).__name__])[0]
+            self.choices = f"{self.choices}; the model is not compiled after all: {first_line}"
+            self.config = replace(self.config, compile_model=False)
+            return self._prepared(traits, may_fall_back=False)
+
+    def _new_runner(self, traits: ModelTraits) -> ModelRunner:
+        model, groups = self._model, self._groups
+        uncaptured = what_prevents_graphs(groups, model.device, are_wanted=self.config.capture_steps)
+        return ModelRunner(
             model,
             groups,
             self.executor,
@@ -92,12 +117,10 @@ class EngineParts:
             continues=traits.continues,
             captured=None if uncaptured else self._new_graphs(),
             uncaptured=uncaptured,
-            compiled=_compiled(model, groups) if config.compile_model else None,
+            compiled=_compiled(model, groups) if self.config.compile_model else None,
             unfoldings=self.absorbed.by_call(groups),
-            add_up=None if ranks is None else ranks.add_up,
+            add_up=None if self._ranks is None else self._ranks.add_up,
         )
-        self.memory: MemoryUse = self.runner.prepare(config.max_sequences)
-        self.drafter = None if draft is None else self._new_drafter(draft)
 
     def content(self, whole: WholeModel | None) -> StoredContent | None:
         """Return what tiers and files have of the blocks; None on ranks without ``whole``.
@@ -113,11 +136,11 @@ class EngineParts:
             return OwnContent(model, self._groups.specs, storage, self._draft_model)
         if whole is None:
             return None
-        stored = replace(whole, groups=self._config.stored(whole.groups, model.device))
+        stored = replace(whole, groups=self.config.stored(whole.groups, model.device))
         return RankedContent(stored, model, self._groups, storage, self._ranks)
 
     def _new_executor(self, space_config: SpaceConfig, groups: EngineGroups) -> PlanExecutor:
-        config, device = self._config, self._model.device
+        config, device = self.config, self._model.device
         storage = KVStorage(space_config, groups.shapes, device)
         if config.kv_scales is not None:
             set_scales(storage, groups, config.kv_scales)
@@ -125,7 +148,7 @@ class EngineParts:
         return PlanExecutor(storage, tables, zero_new_blocks=False)  # only written slots are read
 
     def _new_graphs(self) -> CapturedPasses:
-        config, device = self._config, self._model.device
+        config, device = self.config, self._model.device
         with refusing("what graphs read and write", device):
             captured = CapturedPasses(
                 self._model,
@@ -147,14 +170,14 @@ class EngineParts:
                 self.executor,
                 self._backend(draft.model, draft.groups),
                 self.num_vocabulary,
-                max_places=self._config.max_sequences,
-                capture_passes=self._config.capture_steps,
+                max_places=self.config.max_sequences,
+                capture_passes=self.config.capture_steps,
             )
         self.memory = self.memory.beside(drafter.prepare(), self._model, draft.model)
         return drafter
 
     def _backend(self, model: compat.Model, groups: EngineGroups, latent_dim: int = 0) -> AttentionBackend:
-        config = self._config
+        config = self.config
         return backend_for(
             self.executor.storage,
             groups.attention,
@@ -180,6 +203,38 @@ def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
     """Return the bytes of all pools on the device."""
     nbytes: Mapping[str, int] = block_nbytes_of(groups.specs, groups.shapes)
     return sum(count * nbytes[pool] for pool, count in config.blocks_by_pool().items())
+
+
+class Chosen(NamedTuple):
+    """A configuration without open choices, and a sentence that tells them and why."""
+
+    config: EngineConfig
+    told: str
+
+
+def chosen_for(config: EngineConfig, groups: EngineGroups, device: torch.device, *, is_sharded: bool) -> Chosen:
+    """Decide what the configuration leaves open: compiling and overlap, wherever they make steps faster.
+
+    Args:
+        groups: of the model, on ``device``.
+        is_sharded: whether several ranks share the model.
+    """
+    nowhere = f"the model is on {device.type}" if device.type != "cuda" else None
+    if nowhere is None and is_sharded:
+        nowhere = "several ranks share the model"
+    uncompiled, apart = nowhere or what_prevents_compiling(groups), nowhere
+    if apart is None and config.num_draft_tokens:
+        apart = "a draft model needs the last token of each sequence"
+    if config.compile_model is not None:
+        uncompiled = None if config.compile_model else "compile_model is off"
+    if config.overlap is not None:
+        apart = None if config.overlap else "overlap is off"
+    told = [
+        "the model is compiled" if uncompiled is None else f"the model is not compiled ({uncompiled})",
+        "steps overlap" if apart is None else f"steps do not overlap ({apart})",
+    ]
+    chosen = replace(config, compile_model=uncompiled is None, overlap=apart is None)
+    return Chosen(chosen, "; ".join(told))
 
 
 def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:

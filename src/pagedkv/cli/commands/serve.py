@@ -88,7 +88,7 @@ def serve(  # noqa: C901, PLR0913 - typer needs a parameter for each option; eac
 
     pagedkv serve ./my-llama --port 8080 --memory 8
 
-    pagedkv serve ./my-llama --device cuda --dtype auto --overlap
+    pagedkv serve ./my-llama --device cuda --dtype auto
 
     pagedkv serve ./my-llama --api-keys keys.toml --host 0.0.0.0
 
