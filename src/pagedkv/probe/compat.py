@@ -293,6 +293,18 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - of any class
     return AutoTokenizer.from_pretrained(name)
 
 
+SAMPLING_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def sampling_defaults(name: str) -> dict[str, float]:
+    """Return the sampling fields that a model's generation_config.json sets; none where there is no such file."""
+    try:
+        given = GenerationConfig.from_pretrained(name).to_diff_dict()
+    except OSError:
+        return {}
+    return {each: given[each] for each in SAMPLING_DEFAULTS if given.get(each) is not None}
+
+
 def be_silent() -> None:
     """Let transformers give no advice."""
     transformers.utils.logging.set_verbosity_error()

@@ -193,7 +193,9 @@ async def _read(service: Service, request: Request, model: type[B]) -> B:
     """Read the body of a request for answers. Raises ApiError; for a full queue before the body is parsed."""
     await request.body()
     service.require_place()
-    return await read_body(request, model)
+    body = await read_body(request, model)
+    service.fill_in(body)
+    return body
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:

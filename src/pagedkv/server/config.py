@@ -47,6 +47,8 @@ class ServerConfig:
         drain_s: seconds that requests under way have left once the server is stopped.
         outlives_engine: whether the server goes on, and answers 503, after its engine has ended.
         cors_origins: origins of web pages that may call the server, such as https://chat.example.com; ``*``: all.
+        sampling_defaults: values of sampling fields that requests leave open, as of the model's generation_config.json:
+            temperature, top_k, top_p, min_p, repetition_penalty.
         kept_tokens: most tokens of prompts and answers that are kept, 4 bytes each. A conversation's next turn reuses
             the exact tokens of its last answer from them. 0: none are kept.
         tool_parser: reads tool calls out of an answer: ``auto`` (by the tokenizer's template), a parser's name, or
@@ -68,6 +70,7 @@ class ServerConfig:
     drain_s: float = 30.0
     outlives_engine: bool = False
     cors_origins: tuple[str, ...] = ()
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     kept_tokens: int = 4_000_000
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"

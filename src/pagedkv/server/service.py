@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar, final
 
+from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -131,6 +132,12 @@ class Service:
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
     # Requests
+
+    def fill_in(self, fields: BaseModel) -> None:
+        """Set sampling fields that a request leaves open to the model's defaults."""
+        for name, value in self.config.sampling_defaults.items():
+            if name in type(fields).model_fields and getattr(fields, name) is None:
+                setattr(fields, name, value)
 
     def require_model(self, name: object) -> None:
         """Refuse a request for another model. Raises ApiError."""

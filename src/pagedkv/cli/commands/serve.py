@@ -5,7 +5,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
@@ -21,6 +21,8 @@ from pagedkv.listening import bound
 from pagedkv.model_folder import DEMO, require_model
 from pagedkv.routing import ROUTINGS, Routing
 
+if TYPE_CHECKING:
+    from pagedkv.server import Service
 LARGEST_PORT: Final = 65_535
 MOST_REPLICAS: Final = 64
 SERVER: Final = "Server"
@@ -28,7 +30,7 @@ CLUSTER: Final = "Replicas"
 
 
 @command
-def serve(  # noqa: C901, PLR0913 - typer needs a parameter for each option; each is checked where it is said
+def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is checked where it is said
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="Folder of a model, its name on the hub of Hugging Face, or demo."),
@@ -68,6 +70,9 @@ def serve(  # noqa: C901, PLR0913 - typer needs a parameter for each option; eac
     ] = None,
     kv_events_topic: Annotated[str, option("TEXT", "First frame of all events.", panel=SERVER)] = "",
     tool_parser: Annotated[str, option("NAME", "auto, hermes, llama, mistral, none.", panel=SERVER)] = "auto",
+    generation_config: Annotated[
+        str, option("auto|none", "Defaults of sampling: generation_config.json of the model, or none.", panel=SERVER)
+    ] = "auto",
     reasoning_parser: Annotated[str, option("NAME", "auto, think, none.", panel=SERVER)] = "auto",
     replicas: Annotated[int, option("N", "Engines, each in a process of its own; on Ray.", panel=CLUSTER)] = 1,
     routing: Annotated[str, option("NAME", "prefix, least-loaded, round-robin.", panel=CLUSTER)] = "prefix",
@@ -123,6 +128,9 @@ def serve(  # noqa: C901, PLR0913 - typer needs a parameter for each option; eac
         from pagedkv.server import ServerConfig, run  # noqa: PLC0415 - as above
         from pagedkv.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
 
+    compat.be_silent()
+    has_defaults = as_choice(generation_config, ("auto", "none"), "--generation-config") == "auto" and model != DEMO
+    defaults = compat.sampling_defaults(model) if has_defaults else {}
     config = ServerConfig(
         name or Path(model).name,
         max_body_nbytes=max_body_nbytes,
@@ -133,10 +141,10 @@ def serve(  # noqa: C901, PLR0913 - typer needs a parameter for each option; eac
         reasoning_parser=reasoning_parser,
         outlives_engine=outlive_engine,
         cors_origins=tuple(cors_origin or ()),
+        sampling_defaults=defaults,
     )
     engine_config = engine.config()
     access = server_building.access(api_keys)
-    compat.be_silent()
     events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
         server_building.Serving(
@@ -162,21 +170,32 @@ def serve(  # noqa: C901, PLR0913 - typer needs a parameter for each option; eac
         serving.enter_context(server_building.log_requests(service, request_log, writes_tokens=log_tokens))
         address = f"http://{host}:{sockets[0].getsockname()[1]}"
 
-        def told() -> None:
-            facts = service.engine.facts
-            beyond = f", of {facts.context:,} that the model takes" if facts.context > facts.max_tokens else ""
-            typer.echo(
-                f"pagedkv: the longest sequence has {facts.max_tokens:,} tokens, answer included{beyond}", err=True
-            )
-            typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends)", err=True)
-            if inspect or inspect_texts or replicas > 1:
-                typer.echo(f"pagedkv: the inspector is at {address}/inspect", err=True)
-
+        shows = inspect or inspect_texts or replicas > 1
         try:
-            run(application, service, host=host, port=port, sockets=sockets, on_started=told)
+            run(
+                application,
+                service,
+                host=host,
+                port=port,
+                sockets=sockets,
+                on_started=lambda: _tell(service, address, inspects=shows),
+            )
         except EngineError as problem:
             typer.echo(f"pagedkv: {problem}", err=True)
             raise typer.Exit(EXIT_ENGINE_ENDED) from problem
+
+
+def _tell(service: "Service", address: str, *, inspects: bool) -> None:
+    """Say what is served, and where."""
+    config, facts = service.config, service.engine.facts
+    if config.sampling_defaults:
+        values = ", ".join(f"{field} {value:g}" for field, value in config.sampling_defaults.items())
+        typer.echo(f"pagedkv: requests that leave it open have {values} (generation_config.json)", err=True)
+    beyond = f", of {facts.context:,} that the model takes" if facts.context > facts.max_tokens else ""
+    typer.echo(f"pagedkv: the longest sequence has {facts.max_tokens:,} tokens, answer included{beyond}", err=True)
+    typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends)", err=True)
+    if inspects:
+        typer.echo(f"pagedkv: the inspector is at {address}/inspect", err=True)
 
 
 def _one_model(argument: str, option: str | None) -> str:

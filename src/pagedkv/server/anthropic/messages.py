@@ -123,6 +123,7 @@ def as_generation_request(
     fields = SamplingFields(
         temperature=body.temperature, top_p=body.top_p, top_k=body.top_k or None, stop=body.stop_sequences
     )
+    service.fill_in(fields)
     return GenerationRequest(
         "/v1/messages",
         new_id("msg_"),
