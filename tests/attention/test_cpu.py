@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pagedkv.attention import AttentionLayer, CPUBackend, ReferenceBackend
-from pagedkv.attention.cpu import backend
 from pagedkv.errors import ConfigurationError
 from tests.attention.paged import Case, paged_case
 
@@ -44,16 +43,9 @@ def test_equals_the_reference(name: str, ranges: list[tuple[int, int]]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_several_threads_take_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "FEW_THREADS", 0)
-    for layer in LAYERS.values():
-        expected, found = both(paged_case(RAGGED), layer)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("dim", [32, 128])
 @pytest.mark.parametrize("name", ["plain", "window", "chunk"])
-def test_prompts_of_several_tiles_and_pieces(name: str, dim: int) -> None:
+def test_long_prompts(name: str, dim: int) -> None:
     case = paged_case([(0, 81), (70, 90)], num_heads=2, num_key_heads=1, dims=(dim, dim))
     expected, found = both(case, replace(LAYERS[name], num_heads=2))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

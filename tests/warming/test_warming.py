@@ -136,7 +136,7 @@ def test_curves_and_attention_have_loops_of_their_own() -> None:
         "_count_within",
     } <= of_blocks
     assert "write_path" in in_a_model
-    assert attention == {"write_tokens", "decode_attention", "prompt_attention"}
+    assert attention == {"write_tokens", "decode_attention"}
 
 
 def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package() -> None:

@@ -4,7 +4,7 @@ In the order in which data flows::
 
     backend     AttentionBackend, the interface, with the parameters of a layer and of a step
     reference   attention by its definition, on gathered keys; the others are tested against it
-    cpu         compiled loops, which read blocks in place while decoding
+    cpu         compiled loops that read blocks in place, SDPA for prompts
     on_gpu      Triton's kernels, for decoding rows and prompts alike
     flash_infer, varlen   kernels of other packages, if preferred and usable; facts
     selection   chooses the back end of a storage

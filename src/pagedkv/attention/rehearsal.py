@@ -3,8 +3,7 @@
 import torch
 
 from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata
-from pagedkv.attention.cpu.backend import CPUBackend, compiled_attention
-from pagedkv.attention.reference import Span
+from pagedkv.attention.cpu import CPUBackend
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage
@@ -13,7 +12,7 @@ __all__ = ["rehearse"]
 
 
 def rehearse() -> None:
-    """Write the keys and values of two sequences, and compute attention of their last tokens, and of a prompt.
+    """Write the keys and values of two sequences, and compute attention of their last tokens.
 
     One compilation serves layers of all kinds and sizes, and any number of sequences.
     """
@@ -33,6 +32,3 @@ def rehearse() -> None:
         tokens = torch.ones(2, 1, 2, dtype=dtype)
         backend.write(0, tokens, tokens, step)
         backend.attend(0, tokens, step)
-        compiled_attention(
-            layer, Span(place=0, first_token=0, start=0, stop=2, first_key=0), *[tokens.transpose(0, 1)] * 3
-        )

@@ -1,4 +1,4 @@
-"""Attention on a CPU: compiled loops, over blocks in place for decoding sequences, over gathered keys for prompts.
+"""Attention on a CPU: compiled loops read blocks in place for decoding sequences; prompts use SDPA on gathered keys.
 
 In the order in which data flows::
 

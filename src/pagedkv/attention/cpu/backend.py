@@ -8,13 +8,13 @@ Compiled loops take a layer's keys, or values, as the pool's elements in one fla
 The flat array is contiguous for every layout of the pool, and so are the elements of one key, so loops are vectorised.
 Element c of head h of the token at offset t of block b is at ``base + b * block + t * token + h * head + c``.
 
-Prompts are computed for each sequence on keys gathered from its blocks: by a compiled loop, or, with more threads than
-two, by torch's SDPA, which uses them all. If a layer has a soft cap or sinks, scores are computed explicitly.
+Prompts are computed by torch's SDPA for each sequence, on keys gathered from its blocks. If a layer has a soft cap or
+sinks, which SDPA does not support, scores are computed explicitly.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata, require_layers
 from pagedkv.attention.cpu.decode import Pool, decode_attention, write_tokens
-from pagedkv.attention.cpu.prefill import TILE, prompt_attention
 from pagedkv.attention.reference import Span, gather, seen_keys, spans
 from pagedkv.contract.arrays import Int64Array
 from pagedkv.device import KVStorage
@@ -31,9 +30,6 @@ from pagedkv.device.kernels.reference import write_tokens as write_tokens_plainl
 from pagedkv.errors import ConfigurationError
 
 __all__ = ["CPUBackend", "LayerMemory", "attend_to"]
-
-FEW_THREADS: Final = 2
-"""Threads up to which the compiled loop, which uses one, is faster than SDPA: 2.4 to 4 times on one thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +95,6 @@ def attend_to(
     query, key, value = (part.transpose(0, 1) for part in (query, key, value))
     if layer.soft_cap or layer.has_sinks:
         return _explicit_attention(layer, span, query, key, value, sinks).transpose(0, 1)
-    if torch.get_num_threads() <= FEW_THREADS:
-        return compiled_attention(layer, span, query, key, value)
     is_causal = query.shape[1] == key.shape[1] and not (layer.window or layer.chunk)
     mask = None if is_causal else seen_keys(layer, span, query.device)  # of two dimensions: else SDPA is not fused
     out = scaled_dot_product_attention(
@@ -113,28 +107,6 @@ def attend_to(
         enable_gqa=key.shape[0] != query.shape[0],
     )
     return out[0].transpose(0, 1)
-
-
-def compiled_attention(
-    layer: AttentionLayer, span: Span, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor:
-    """Compute attention by a compiled loop: heads first, as for SDPA -> ``[queries, heads, value_dim]``."""
-    out = query.new_empty(query.shape[1], query.shape[0], value.shape[2], dtype=torch.float32)
-    num_keys = key.shape[1]
-    exponents = np.empty(num_keys, np.int32)
-    prompt_attention(
-        out.numpy(),
-        query.transpose(0, 1).float().contiguous().numpy(),
-        key.transpose(1, 2).float().contiguous().numpy(),
-        value.float().contiguous().numpy(),
-        np.array([span.start, span.first_key, layer.window, layer.chunk], np.int64),
-        float(layer.scale),
-        np.empty((TILE, num_keys), np.float32),
-        exponents,
-        exponents.view(np.float32),
-        np.zeros(0, np.float32),
-    )
-    return out.to(query.dtype)
 
 
 def _explicit_attention(

@@ -19,7 +19,7 @@ import numpy as np
 from pagedkv.compilation.compiled import compiled_sums, inlined_sums, unsigned
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint16Array
 
-__all__ = ["DIM_32", "DIM_64", "DIM_128", "Pool", "decode_attention", "weigh", "write_tokens"]
+__all__ = ["Pool", "decode_attention", "write_tokens"]
 
 Pool: TypeAlias = tuple[Float32Array, Uint16Array]
 """One memory, seen as floats and as the bits of bfloat16."""
@@ -129,7 +129,7 @@ def decode_attention(
         _score(query_of, key_dim, keys, key_strides, table, shape, first, stop, scale, flat_scores, width, bits, wide)
         for head in range(num_heads):
             sink = sinks[head : head + 1] if len(sinks) > 0 else sinks
-            weigh(scores[head, : stop - first], soft_cap, sink, exponents, powers)
+            _weigh(scores[head, : stop - first], soft_cap, sink, exponents, powers)
         _add_values(answer, value_dim, values, value_strides, table, shape, first, stop, flat_scores, width, bits, wide)
 
 
@@ -322,7 +322,7 @@ def _weighted(
 
 
 @compiled_sums
-def weigh(
+def _weigh(
     scores: Float32Array, soft_cap: float, sink: Float32Array, exponents: Int32Array, powers: Float32Array
 ) -> None:
     """Turn the scores of one query into weights."""
