@@ -6,7 +6,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, SamplingParams
-from pagedkv.engine.linear_products import LinearProducts
+from pagedkv.engine.linear_products import LinearProducts, padded
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, reference
 
@@ -25,7 +25,7 @@ def logits_of(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("has_room", [True, False], ids=["packed", "in rows"])
-@pytest.mark.parametrize("num_tokens", [1, 3, 40])
+@pytest.mark.parametrize("num_tokens", [1, 3, 37, 40])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_a_model_computes_what_it_computes(
     model: PreTrainedModel, dtype: torch.dtype, tolerance: float, num_tokens: int, *, has_room: bool
@@ -39,6 +39,13 @@ def test_a_model_computes_what_it_computes(
     with products.in_place():
         found = logits_of(model, num_tokens)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_steps_of_all_sizes_share_few_products() -> None:
+    """Each size that oneDNN meets takes memory that it keeps."""
+    sizes = {count: padded(count) for count in range(1, 2049)}
+    assert len(set(sizes.values())) == 40
+    assert all(count <= size < 1.25 * count for count, size in sizes.items())
 
 
 def test_only_plain_layers_are_replaced_and_only_for_a_while(model: PreTrainedModel) -> None:
