@@ -78,6 +78,19 @@ def test_each_reading(name: str, ranges: Ranges) -> None:
     require_right(make_case(ranges, Memory(), device=KERNEL_DEVICE), READINGS[name], few=2)
 
 
+@pytest.mark.skipif(IS_INTERPRETED, reason="interpreted programs always end in one order")
+def test_a_row_has_the_same_bits_whichever_program_merges_it() -> None:
+    reading, memory = Reading(4), Memory(32, 8, (128, 128), 16, HALF)
+    case = make_case(tuple((1039 + n % 40, 1040 + n % 40) for n in range(97)), memory, device=KERNEL_DEVICE)
+    work = work_of(case, reading, tiling_for(case.layer, reading, 2))
+    kernels = kernels_for(KERNEL_DEVICE, "triton")
+    kernels.list_work(work, case.rows, memory.block_size)
+    answers = torch.full((100, 97, 32, 128), torch.nan, device=KERNEL_DEVICE)  # in float32, which shows every bit
+    for out in answers:
+        kernels.attend_rows(work, case.layer, case.rows, case.query, out)
+    assert torch.equal(answers, answers[:1].expand_as(answers))
+
+
 @pytest.mark.parametrize("name", ["plain", "window and sink tokens"])
 @pytest.mark.parametrize("few", [3] if IS_INTERPRETED else [1, 3, 40])
 def test_drafts_and_short_chunks_are_cut_along_their_keys_or_not(name: str, few: int) -> None:

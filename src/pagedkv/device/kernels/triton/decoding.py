@@ -392,8 +392,9 @@ def _merge_rows(
                 base = tl.where(now == float("-inf"), 0.0, now)
                 weight = tl.exp2(under - base)
                 before = tl.exp2(largest - base)
-                total = total * before + weight
-                answer = answer * before[:, None] + part * weight[:, None]
+                # Fused as written: left to the compiler, it depended on the row's place among those merged at once.
+                total = tl.fma(total, before, weight)
+                answer = tl.fma(part, weight[:, None] + tl.zeros_like(part), answer * before[:, None])
                 largest = now
         answer /= tl.where(total == 0.0, 1.0, total)[:, None]
         target = out + (token * out_n + head * out_h)[:, None] + value_dim[None, :]
