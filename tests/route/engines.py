@@ -4,7 +4,7 @@ import json
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +16,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagedkv.listening import bound
 from pagedkv.route import Engine, EngineRouter, RouteConfig, create_app
+from pagedkv.route.app import RouteServer
 from pagedkv.route.prompts import Tokenizer
 
 __all__ = ["FakeEngine", "Publisher", "closing", "routed", "served"]
 
 
+def served(app: ASGIApp) -> AbstractContextManager[str]:
+    """Serve an engine in a thread; give its address."""
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    return running(uvicorn.Server(config))
+
+
 @contextmanager
-def served(app: ASGIApp, *, lifespan: str = "off") -> Iterator[str]:
-    """Serve an application in a thread; yield its address."""
+def running(server: uvicorn.Server) -> Iterator[str]:
+    """Run a server in a thread; yield its address, which listens."""
     sockets = bound("127.0.0.1", 0)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="critical", lifespan=lifespan, timeout_graceful_shutdown=1)  # type: ignore[arg-type]
-    )
     is_started = threading.Event()
     startup = server.startup
 
@@ -107,8 +111,9 @@ def routed(
 ) -> Iterator[tuple[httpx.Client, EngineRouter]]:
     """Serve a router before engines; yield a client of it."""
     with EngineRouter(engines) as router:
-        app = create_app(router, config or RouteConfig(health_s=0.05), tokenizer)
-        with served(app, lifespan="on") as url, httpx.Client(base_url=url, timeout=30) as client:
+        settings = config or RouteConfig(health_s=0.05, drain_s=1)
+        app = create_app(router, settings, tokenizer)
+        with running(RouteServer(app, settings, lambda: None)) as url, httpx.Client(base_url=url, timeout=30) as client:
             yield client, router
 
 

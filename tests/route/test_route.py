@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +316,39 @@ def test_wrong_engines_are_named(tmp_path: Path) -> None:
             read_engines(path)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_engines(tmp_path / "absent")
+
+
+def test_headers_without_an_end_end_their_connection(two: tuple[FakeEngine, FakeEngine, Engine, Engine]) -> None:
+    with routed(*two[2:]) as (client, _):
+        host, port = client.base_url.host, client.base_url.port
+        assert port is not None
+        with socket.create_connection((host, port), 30) as attacker, suppress(ConnectionError):
+            attacker.sendall(b"GET /health HTTP/1.1\r\n")
+            answer = b""
+            for _ in range(2**10):
+                attacker.sendall(b"a: b\r\n" * 100)
+            answer = attacker.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 431 ")
+            assert not attacker.recv(65536)
+        assert client.get("/health").status_code == 200
+
+
+def test_a_client_that_does_not_read_ends_its_request() -> None:
+    """The engine's answer is larger than all buffers between."""
+    engine = FakeEngine(pieces=(b"x" * 2**20,) * 64, waits=True)
+    with served(engine) as url, routed(Engine(url), config=RouteConfig(write_deadline_s=0.2, drain_s=1)) as (client, _):
+        host, port = client.base_url.host, client.base_url.port
+        assert port is not None
+        body = b'{"model": "base", "prompt": "a"}'
+        with socket.create_connection((host, port), 30) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(body))
+            slow.sendall(body)
+            until(lambda: "pagedkv_route_left_total 1.0" in client.get("/metrics").text)
+
+
+def test_results_of_tools_with_several_texts_are_lines_as_in_vllm() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    said = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": parts}]}
+    question = as_question("/v1/messages", {"model": "base", "messages": [said]})
+    assert isinstance(question, dict)
+    assert question["messages"] == [{"role": "tool", "tool_call_id": "t", "content": "one\ntwo"}]

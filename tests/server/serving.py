@@ -13,11 +13,12 @@ from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from pagedkv.connections import uvicorn_config
 from pagedkv.engine import LLM, EngineConfig
 from pagedkv.engine.sampling import BatchSampler, Place, SampledTokens, WaitingRow
 from pagedkv.listening import bound
 from pagedkv.server import Access, LocalEngine, OpenAccess, ServerConfig, Service, create_app
-from pagedkv.server.running import DrainingServer, uvicorn_config
+from pagedkv.server.running import DrainingServer
 from pagedkv.tiers import Tier
 
 PATIENCE_S: Final = 120.0
@@ -198,7 +199,9 @@ def running_server(
         sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_nbytes)
     started = threading.Event()
     server = DrainingServer(
-        uvicorn_config(own if app is None else app, service, host=HOST, port=0), service, started.set
+        uvicorn_config(own if app is None else app, service.config, service.note_slow, host=HOST, port=0),
+        service,
+        started.set,
     )
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()

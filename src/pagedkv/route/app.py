@@ -34,9 +34,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pagedkv.api_keys import KeyFile
+from pagedkv.connections import SlowCause, ended_by_signals, uvicorn_config
 from pagedkv.errors import ConfigurationError
 from pagedkv.route.engines import as_entries, parse_engines, read_engines
 from pagedkv.route.placing import EngineRouter
@@ -66,8 +66,10 @@ class RouteConfig:
         health_timeout_s: seconds in which an engine must answer one: longer, since one that is busy is not down.
         tokenise_s: most seconds of tokenising; a prompt that takes longer is routed by load.
         engines_file: a file of engines that is read again when it changes.
-        keys: keys of administrators; None: nobody may change the list over HTTP.
-        header_s: seconds in which a client must have sent its headers.
+        keys: keys of administrators; None: the list cannot be changed over HTTP.
+        max_header_nbytes: the largest header section of a request; max_headers: most headers of one.
+        header_deadline_s, body_deadline_s: seconds in which a client must have sent its headers, and then the body.
+        write_deadline_s: seconds in which a client must read a full write buffer.
         drain_s: seconds that requests under way have after SIGTERM.
     """
 
@@ -77,7 +79,11 @@ class RouteConfig:
     tokenise_s: float = 2.0
     engines_file: Path | None = None
     keys: KeyFile | None = None
-    header_s: float = 15.0
+    max_header_nbytes: int = 64 * 2**10
+    max_headers: int = 256
+    header_deadline_s: float = 15.0
+    body_deadline_s: float = 60.0
+    write_deadline_s: float = 60.0
     drain_s: float = 30.0
 
 
@@ -353,7 +359,7 @@ def create_app(
 
     async def passed_on(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - ASGI's
         assert running.proxy is not None
-        await running.proxy({**scope, "path": scope["path"]}, receive, send)
+        await running.proxy(scope, receive, send)
 
     return Starlette(
         routes=[
@@ -370,50 +376,28 @@ def create_app(
 
 
 @final
-class _Connection(HttpToolsProtocol):
-    """A connection whose client has a time for its headers, of each request anew."""
+class RouteServer(uvicorn.Server):
+    """Uvicorn's server of the application: bounded connections, and a word when it listens.
 
-    def __init__(self, *, header_s: float, **uvicorns: Any) -> None:  # noqa: ANN401 - as uvicorn has it
-        super().__init__(**uvicorns)
-        self._header_s = header_s
-        self._late: asyncio.TimerHandle | None = None
+    Args:
+        app: the application; config: its settings.
+        on_start: called when requests can come.
+    """
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_header()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._await_header()
-
-    def on_headers_complete(self) -> None:
-        self._stop()
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        super().connection_lost(exc)
-
-    def _await_header(self) -> None:
-        self._stop()
-        self._late = self.loop.call_later(self._header_s, self.transport.abort)
-
-    def _stop(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-
-@final
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, app: Starlette, config: RouteConfig, on_start: Callable[[], None]) -> None:
+        critical = {"log_level": "critical", "date_header": False}  # a broken answer is told by the proxy
+        super().__init__(uvicorn_config(app, config, _note_slow, **critical))
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
         await super().startup(sockets)
         if self.started:
             self._on_start()
+
+
+def _note_slow(cause: SlowCause) -> None:
+    LOG.info("a client was too slow (%s): its connection is closed", cause)
 
 
 def run(app: Starlette, config: RouteConfig, sockets: list[socket.socket], on_start: Callable[[], None]) -> None:
@@ -424,19 +408,5 @@ def run(app: Starlette, config: RouteConfig, sockets: list[socket.socket], on_st
         sockets: bound sockets (:func:`pagedkv.listening.bound`).
         on_start: called when requests can come.
     """
-    made = uvicorn.Config(
-        app,
-        http=partial(_Connection, header_s=config.header_s),  # type: ignore[arg-type]
-        ws="none",
-        log_level="critical",  # a broken answer ends its connection, and is told by the proxy
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=round(config.drain_s),
-        lifespan="on",
-    )
-    server = _Server(made, on_start)
-
-    with suppress(KeyboardInterrupt):
-        server.run(sockets)
+    with ended_by_signals():
+        RouteServer(app, config, on_start).run(sockets)

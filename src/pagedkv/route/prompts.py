@@ -180,7 +180,7 @@ def _of_messages(body: dict[str, Any]) -> dict[str, Any]:
         for part in content:
             if part.get("type") == "tool_result":
                 told = part.get("content") or ""
-                text = told if isinstance(told, str) else "\\n".join(each.get("text", "") for each in told)
+                text = told if isinstance(told, str) else "\n".join(each.get("text", "") for each in told)
                 messages.append({"role": "tool", "tool_call_id": part.get("tool_use_id", ""), "content": text})
         if texts or calls:
             plain: Any = texts[0]["text"] if len(texts) == 1 else texts

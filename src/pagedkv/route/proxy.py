@@ -10,7 +10,8 @@ the answer are the engine's, compressed or not, each piece of a stream as it com
 
 A request is sent to another engine only as long as nothing was sent to the client, and the engine refused the
 connection, ended before its first byte, or answered 503. A client that leaves ends its request at the engine. Every
-wait has a bound: a body, a connection, the first byte, the next byte, a client that does not read.
+wait has a bound: a connection, the first byte, the next byte; those for a client are the connection's
+(:mod:`pagedkv.connections`).
 """
 
 import asyncio
@@ -52,7 +53,6 @@ UNAVAILABLE: Final = 503
 TOO_LATE: Final = 504
 BAD_GATEWAY: Final = 502
 TOO_LARGE: Final = 413
-SLOW: Final = 408
 SECONDS: Final = 1000.0
 MOST_KEPT: Final = 200
 
@@ -68,20 +68,16 @@ class ProxyLimits:
 
     Args:
         max_body: bytes of the largest body.
-        body_s: seconds in which a client must have sent its body.
         connect_s: seconds until an engine must have taken a connection.
         first_byte_s: seconds until an engine's first byte: a whole answer, if it is not streamed.
         next_byte_s: most seconds between two pieces of an answer.
-        write_s: seconds in which a client must read a piece.
         attempts: most engines that a request is sent to.
     """
 
     max_body: int = 32 * 2**20
-    body_s: float = 60.0
     connect_s: float = 5.0
     first_byte_s: float = 600.0
     next_byte_s: float = 300.0
-    write_s: float = 60.0
     attempts: int = 3
 
 
@@ -151,9 +147,6 @@ class Proxy:
             body = await self._body(Request(scope, receive))
         except ClientDisconnect:
             return
-        except TimeoutError:
-            await self._refuse(send, scope, SLOW, f"the body did not arrive within {self._limits.body_s:g} s")
-            return
         if body is None:
             await self._refuse(send, scope, TOO_LARGE, f"the body has more than {self._limits.max_body:,} bytes")
             return
@@ -173,12 +166,11 @@ class Proxy:
     async def _body(self, request: Request) -> bytes | None:
         """Read a body; None: it is too large."""
         pieces, nbytes = [], 0
-        async with asyncio.timeout(self._limits.body_s):
-            async for piece in request.stream():
-                nbytes += len(piece)
-                if nbytes > self._limits.max_body:
-                    return None
-                pieces.append(piece)
+        async for piece in request.stream():
+            nbytes += len(piece)
+            if nbytes > self._limits.max_body:
+                return None
+            pieces.append(piece)
         return b"".join(pieces)
 
     async def _serve(self, scope: Scope, body: bytes, send: Send) -> None:
@@ -251,15 +243,13 @@ class Proxy:
                     exchange.first_byte_s = time.time() - exchange.began_s
                     self._router.prefilled(placed)
                     started = True
-                    await self._send(
-                        send,
-                        {"type": "http.response.start", "status": answer.status, "headers": _answer(answer, exchange)},
-                    )
+                    begun = {"type": "http.response.start", "status": answer.status}
+                    await send({**begun, "headers": _answer(answer, exchange)})
                     while piece:
-                        await self._send(send, {"type": "http.response.body", "body": piece, "more_body": True})
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
                         async with asyncio.timeout(limits.next_byte_s):
                             piece = await anext(pieces, b"")
-            await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
             exchange.outcome = "answered"
         except asyncio.CancelledError:
             exchange.outcome = "its client has left"
@@ -286,13 +276,6 @@ class Proxy:
             self._router.note_health(placed.url, is_up=False, is_gone=True)
         exchange.outcome = f"it has not taken it ({told})"
         return False
-
-    async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(self._limits.write_s):
-                await send(message)
-        except TimeoutError as problem:
-            raise _BrokenAnswerError(f"the client read nothing for {self._limits.write_s:g} s") from problem
 
     def _count(self, exchange: Exchange) -> None:
         placed, counts = exchange.placed, self.counts

@@ -19,8 +19,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.server.http import ApiError
 
 MIB = 2**20
-SlowCause: TypeAlias = Literal["header", "body", "write"]
-"""What the client did too slowly: sending a header, sending a body, reading an answer."""
 Inspector: TypeAlias = Literal["off", "blocks", "texts"]
 """What the inspector of an engine in another process shows: nothing, blocks, or blocks and their texts."""
 

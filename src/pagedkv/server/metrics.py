@@ -17,8 +17,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from pagedkv.connections import SlowCause
 from pagedkv.engine import RequestOutput, StepRecord
-from pagedkv.server.config import SlowCause
 from pagedkv.server.http import ApiError
 from pagedkv.server.service import Served, Service
 from pagedkv.tiers import BreakerState

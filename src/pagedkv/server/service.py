@@ -20,12 +20,13 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pagedkv.connections import SlowCause
 from pagedkv.engine import Intent, RequestOutput, StepRecord
 from pagedkv.engine.llm import plain_encoding
 from pagedkv.errors import EngineError, QueueFullError
 from pagedkv.server.answer_formats import Formats
 from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, longest_token, require_short
-from pagedkv.server.config import Access, ServerConfig, SlowCause
+from pagedkv.server.config import Access, ServerConfig
 from pagedkv.server.engines import Route, ServedEngine
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, Usage, usage_of
 from pagedkv.server.http import ApiError, ClientGoneError, as_api_error

@@ -34,12 +34,12 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from pagedkv.connections import SlowCause, uvicorn_config
 from pagedkv.errors import ConfigurationError, EngineError
-from pagedkv.server.config import Access, Caller, OpenAccess, ServerConfig, SlowCause
+from pagedkv.server.config import Access, Caller, OpenAccess, ServerConfig
 from pagedkv.server.engines import LocalEngine
 from pagedkv.server.http import ApiError, BodyLimit, add_error_answers, json_response
 from pagedkv.server.inspector.inspected import Inspected, InspectedEngine
-from pagedkv.server.running import uvicorn_config
 from pagedkv.server.service import EventStream, Service
 
 MOST_WATCHERS: Final = 16
@@ -279,7 +279,7 @@ class ReplayServer:
             ConfigurationError: the server cannot listen there.
         """
         with _listening(host, port) as listening:
-            server = uvicorn.Server(uvicorn_config(self._app, self, host=host, port=port))
+            server = uvicorn.Server(uvicorn_config(self._app, self.config, self.note_slow, host=host, port=port))
             thread = threading.Thread(
                 target=server.run, kwargs={"sockets": [listening]}, name="pagedkv inspector", daemon=True
             )
