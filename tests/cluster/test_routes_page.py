@@ -35,6 +35,7 @@ ENGINE: Final = EngineFacts(
     uses_predictions=False,
     vocabulary_size=1000,
     end_ids=frozenset(),
+    choices="",
 )
 ROWS: Final = "Array.from(document.querySelectorAll('#choices tr[tabindex]'))"
 TITLE: Final = "document.querySelector('#details-title')?.textContent"

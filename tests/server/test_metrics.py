@@ -184,7 +184,7 @@ def test_leases_are_counted(server: Running) -> None:
     assert "cache_leases_refused" not in answer
 
 
-FACTS = EngineFacts(64, 64, 16, 16, frozenset(), True, False, 100, frozenset())  # noqa: FBT003 - of an engine
+FACTS = EngineFacts(64, 64, 16, 16, frozenset(), True, False, 100, frozenset(), "")  # noqa: FBT003 - of an engine
 
 
 def test_a_refused_lease_is_told_and_has_no_created_tokens() -> None:

@@ -74,11 +74,9 @@ class EngineParts:
         ranks: RankGroup | None,
         draft: DraftModel | None,
     ) -> None:
-        chosen = chosen_for(config, groups, model.device, is_sharded=ranks is not None)
         may_fall_back = config.compile_model is None
-        self.config, self.choices = chosen
-        config = self.config
-        self._model = model
+        config, self.choices = chosen_for(config, groups, model.device, is_sharded=ranks is not None)
+        self.config, self._model = config, model
         self._ranks, self._draft_model = ranks, None if draft is None else draft.model
         self.absorbed = AbsorbedLatents(
             model, latents_to_absorb(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
@@ -219,22 +217,21 @@ def chosen_for(config: EngineConfig, groups: EngineGroups, device: torch.device,
         groups: of the model, on ``device``.
         is_sharded: whether several ranks share the model.
     """
-    nowhere = f"the model is on {device.type}" if device.type != "cuda" else None
-    if nowhere is None and is_sharded:
+    nowhere = None
+    if device.type != "cuda":
+        nowhere = f"the model is on {device.type}"
+    elif is_sharded:
         nowhere = "several ranks share the model"
-    uncompiled, apart = nowhere or what_prevents_compiling(groups), nowhere
-    if apart is None and config.num_draft_tokens:
-        apart = "a draft model needs the last token of each sequence"
+    uncompiled = nowhere or what_prevents_compiling(groups)
+    apart = nowhere or ("a draft model needs the last token of each sequence" if config.num_draft_tokens else None)
     if config.compile_model is not None:
         uncompiled = None if config.compile_model else "compile_model is off"
     if config.overlap is not None:
         apart = None if config.overlap else "overlap is off"
-    told = [
-        "the model is compiled" if uncompiled is None else f"the model is not compiled ({uncompiled})",
-        "steps overlap" if apart is None else f"steps do not overlap ({apart})",
-    ]
+    compiled = "the model is compiled" if uncompiled is None else f"the model is not compiled ({uncompiled})"
+    overlapping = "steps overlap" if apart is None else f"steps do not overlap ({apart})"
     chosen = replace(config, compile_model=uncompiled is None, overlap=apart is None)
-    return Chosen(chosen, "; ".join(told))
+    return Chosen(chosen, f"{compiled}; {overlapping}")
 
 
 def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:

@@ -91,6 +91,7 @@ class EngineFacts:
         uses_predictions: whether the engine drafts tokens from a request's prediction.
         vocabulary_size: columns of the model's logits.
         end_ids: the model's own end tokens.
+        choices: a sentence that tells whether the model is compiled and steps overlap (``EngineCore.choices``).
     """
 
     max_tokens: int
@@ -102,6 +103,7 @@ class EngineFacts:
     uses_predictions: bool
     vocabulary_size: int
     end_ids: frozenset[int]
+    choices: str
 
     @classmethod
     def of(cls, llm: LLM) -> Self:
@@ -117,6 +119,7 @@ class EngineFacts:
             core.config.predicted_tokens > 0,
             core.vocabulary_size,
             frozenset(core.model_end_ids),
+            core.choices,
         )
 
 

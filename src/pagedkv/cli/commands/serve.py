@@ -178,16 +178,17 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
                 host=host,
                 port=port,
                 sockets=sockets,
-                on_started=lambda: _tell(service, address, inspects=shows),
+                on_started=lambda: tell(service, address, inspects=shows),
             )
         except EngineError as problem:
             typer.echo(f"pagedkv: {problem}", err=True)
             raise typer.Exit(EXIT_ENGINE_ENDED) from problem
 
 
-def _tell(service: "Service", address: str, *, inspects: bool) -> None:
+def tell(service: "Service", address: str, *, inspects: bool) -> None:
     """Say what is served, and where."""
     config, facts = service.config, service.engine.facts
+    typer.echo(f"pagedkv: {facts.choices}", err=True)
     if config.sampling_defaults:
         values = ", ".join(f"{field} {value:g}" for field, value in config.sampling_defaults.items())
         typer.echo(f"pagedkv: requests that leave it open have {values} (generation_config.json)", err=True)
