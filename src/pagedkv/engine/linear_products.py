@@ -99,7 +99,7 @@ class LinearProducts:
             found: torch.Tensor = product(
                 tokens, self._copy_of(weight) if self.packed_nbytes else weight, bias, "none", [], ""
             )
-            return found[:num_tokens].view(*given.shape[:-1], layer.out_features)
+            return found[:num_tokens].view(*given.shape[:-1], -1)  # a tied head may state a stale size
 
         return forward
 

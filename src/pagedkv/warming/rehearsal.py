@@ -364,6 +364,7 @@ def _keep_states(space: BlockSpace) -> None:
     assert isinstance(first, Allocation), "a prompt found no room in empty pools"
     space.free([first.row])
     row = _admitted(space)
+    space.can_append([row], [20])  # so many that the blocks of draft states are counted
     for _ in range(4):
         space.append([row], [1, 2, 3], [3], num_draft=2)
         step(space)

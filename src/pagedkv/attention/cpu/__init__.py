@@ -2,10 +2,8 @@
 
 In the order in which data flows::
 
-    backend    CPUBackend: chooses the path of each sequence
-    memory     a layer's keys as a flat array and strides, for compiled loops
+    backend    CPUBackend: chooses the path of each sequence; a layer's keys as a flat array and strides
     decode     one query a sequence, blocks read in place
-    prefill    many queries a sequence, keys gathered
 """
 
 from pagedkv.attention.cpu.backend import CPUBackend
