@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self, final
 
 from pagedkv.contract.extras import needing
-from pagedkv.contract.spec import GroupSpec, RecurrentState
+from pagedkv.contract.spec import GroupSpec, keeps_state
 from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.wire import (
     ENDPOINT_ADVICE,
@@ -250,7 +250,7 @@ def _next(source: "zmq.Socket[bytes]") -> list[bytes] | None:
 
 
 def _shape(group: GroupSpec) -> tuple[str, int]:
-    return group.kind, 0 if isinstance(group, RecurrentState) else group.block_size
+    return group.kind, 0 if keeps_state(group) else group.block_size
 
 
 def _frames_of(wanted: OutgoingRequest) -> list[bytes]:

@@ -8,7 +8,7 @@
     /route/engines      the engines as JSON; PUT replaces the list, for administrators
     /route/routes       the latest requests as JSON: counts and reasons, no prompts
 
-Whoever may change the list decides who gets prompts, so PUT needs an administrator's key of ``--api-keys``, and is
+Whoever may change the list decides who gets prompts, so PUT needs an administrator's key (``RouteConfig.keys``), and is
 refused where there is none; the file of engines is read again whenever it changes, and needs no key. With keys, the
 page needs one too. Keys of engines are theirs: requests pass with their own headers.
 """
@@ -229,7 +229,7 @@ class _Running:
         """Answer with the engines, or replace them."""
         if request.method == "PUT":
             if not self.is_admin(request):
-                told = "the list is changed by an administrator's key (--api-keys), or in the file of --engines"
+                told = "the list is changed with an administrator's key, or in the file of engines"
                 return _json({"error": told}, FORBIDDEN)
             body = b""
             async for piece in request.stream():
