@@ -133,32 +133,41 @@ def test_a_tool_that_is_asked_for_is_called_with_arguments_of_its_schema(server:
     assert json.loads(call["function"]["arguments"])["city"] in {"Paris", "Oslo"}
 
 
+QUESTIONS: Final = (("The capital of France is", " Paris"), ("One, two, three,", " four"), ("Water boils at", " 100"))
+TASKS: Final[dict[str, dict[str, Any]]] = {
+    "generate_until": {
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8, "do_sample": False, "temperature": 0},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+    "multiple_choice": {
+        "doc_to_target": "{{answer}}",
+        "doc_to_choice": [answer for _, answer in QUESTIONS],
+        "metric_list": [{"metric": "acc"}],
+    },
+    "loglikelihood_rolling": {
+        "doc_to_text": "",
+        "doc_to_target": SHARED,
+        "metric_list": [{"metric": "word_perplexity"}],
+    },
+}
+"""Tasks of lm-eval: answers, log-probabilities of answers, and of a whole text."""
+
+
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed")
-def test_lm_eval_reads_the_answers_that_it_reads_without_a_server(server: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", TASKS)
+def test_lm_eval_finds_what_it_finds_without_a_server(server: str, folder: Path, tmp_path: Path, kind: str) -> None:
     """The same questions to the server, and to lm-eval's own model of transformers."""
-    questions = (("The capital of France is", " Paris"), ("One, two, three,", " four"), ("Water boils at", " 100"))
-    rows = [{"query": query, "answer": answer} for query, answer in questions]
+    rows = [{"query": query, "answer": answer} for query, answer in QUESTIONS]
     (tmp_path / "questions.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "own.yaml").write_text(
-        json.dumps(
-            {
-                "task": "own",
-                "dataset_path": "json",
-                "dataset_kwargs": {"data_files": {"test": str(tmp_path / "questions.json")}},
-                "test_split": "test",
-                "output_type": "generate_until",
-                "doc_to_text": "{{query}}",
-                "doc_to_target": "{{answer}}",
-                "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8, "do_sample": False, "temperature": 0},
-                "metric_list": [{"metric": "exact_match"}],
-            }
-        )
-    )
+    data = {"data_files": {"test": str(tmp_path / "questions.json")}}
+    task = {"task": "own", "dataset_path": "json", "dataset_kwargs": data, "test_split": "test", "output_type": kind}
+    (tmp_path / "own.yaml").write_text(json.dumps({"doc_to_text": "{{query}}", **task, **TASKS[kind]}))
     models = {
         "local-completions": f"model=smollm2,base_url={server}/completions,tokenizer={folder},num_concurrent=2",
         "hf": f"pretrained={folder},dtype=float32",
     }
-    answered = {}
+    found = {}
     for model, arguments in models.items():
         out = tmp_path / model
         options = ("--tasks", "own", "--include_path", tmp_path, "--output_path", out, "--log_samples")
@@ -167,6 +176,21 @@ def test_lm_eval_reads_the_answers_that_it_reads_without_a_server(server: str, f
         assert ended.returncode == 0, ended.stderr
         (samples,) = out.rglob("samples_own*.jsonl")
         lines = map(json.loads, samples.read_text().splitlines())
-        answered[model] = {line["doc_id"]: line["filtered_resps"] for line in lines}
-    assert answered["local-completions"] == answered["hf"]
-    assert answered["hf"][0][0].startswith(" Paris")
+        found[model] = [line["filtered_resps"] for line in sorted(lines, key=lambda line: line["doc_id"])]
+    assert len(found["hf"]) == len(rows)
+    if kind == "generate_until":
+        assert found["local-completions"] == found["hf"]
+        assert found["hf"][0][0].startswith(" Paris")
+        return
+    told, own = ([float(value) for each in found[model] for value in numbers_of(each)] for model in models)
+    assert told == pytest.approx(own, abs=2e-3)
+    assert len(own) >= len(rows)
+
+
+def numbers_of(found: list[Any]) -> Iterator[Any]:
+    """Yield the numbers of responses, which lm-eval writes as texts, and whether a token was the likeliest."""
+    for each in found:
+        if isinstance(each, list):
+            yield from numbers_of(each)
+        else:
+            yield {"True": 1, "False": 0}.get(str(each), each)

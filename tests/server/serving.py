@@ -114,17 +114,8 @@ class Script:
         return None
 
 
-def make_service(  # noqa: PLR0913 - what tests set, by keywords
-    script: Script,
-    access: Access | None = None,
-    *,
-    longest: int = 2048,
-    name: str = "small",
-    tiers: tuple[Tier, ...] = (),
-    events: bool = False,
-    **settings: object,
-) -> Service:
-    """Make a service over a small random model whose answers are written."""
+def small_model(longest: int = 2048) -> LlamaForCausalLM:
+    """Make the random model that services have, the same each time."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": 32,
@@ -138,6 +129,21 @@ def make_service(  # noqa: PLR0913 - what tests set, by keywords
     model = LlamaForCausalLM(config)
     model.train(mode=False)
     model.generation_config.eos_token_id = END_ID
+    return model
+
+
+def make_service(  # noqa: PLR0913 - what tests set, by keywords
+    script: Script,
+    access: Access | None = None,
+    *,
+    longest: int = 2048,
+    name: str = "small",
+    tiers: tuple[Tier, ...] = (),
+    events: bool = False,
+    **settings: object,
+) -> Service:
+    """Make a service over a small random model whose answers are written."""
+    model = small_model(longest)
     tenants = getattr(access, "limits", None)
     engine = EngineConfig(
         num_blocks=600,

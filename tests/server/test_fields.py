@@ -6,7 +6,7 @@ import httpx
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import completion_create_params
-from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.chat import ChatCompletionStreamOptionsParam, completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
 from tokenizers.processors import TemplateProcessing
@@ -14,16 +14,17 @@ from tokenizers.processors import TemplateProcessing
 from pagedkv.server import OpenAccess, ServerConfig, Service
 from pagedkv.server.anthropic.bodies import CountRequest, MessagesRequest
 from pagedkv.server.fields import UNSERVED, WITHOUT_EFFECT, unserved
-from pagedkv.server.openai.completions import prompts_of
 from pagedkv.server.openai.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     ResponsesRequest,
+    StreamOptions,
     TokenizeRequest,
     as_chat,
 )
 from pagedkv.server.openai.responses import as_chat_request
+from pagedkv.server.openai.text_completions import prompts_of
 from tests.server.conftest import Running
 from tests.server.serving import TOKENIZER, byte_tokenizer
 
@@ -96,6 +97,11 @@ def test_each_field_is_served_or_listed(body: type[BaseModel]) -> None:
         known |= set(CLIENTS[body].__annotations__)
     listed = {*body.model_fields, *UNSERVED, *WITHOUT_EFFECT}
     assert known - listed == set()
+
+
+def test_each_option_of_a_stream_is_served_or_listed() -> None:
+    known = {"include_usage", "continuous_usage_stats", *ChatCompletionStreamOptionsParam.__annotations__}
+    assert known - {*StreamOptions.model_fields, *WITHOUT_EFFECT} == set()
 
 
 def test_a_field_stands_in_one_list() -> None:

@@ -43,7 +43,7 @@ from pagedkv.server.openai.answers import (
     Tokenized,
     Version,
 )
-from pagedkv.server.openai.completions import complete_chat, complete_text, detokenize, model_card, models, tokenize
+from pagedkv.server.openai.completions import complete_chat, detokenize, model_card, models, tokenize
 from pagedkv.server.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -52,6 +52,7 @@ from pagedkv.server.openai.requests import (
     TokenizeRequest,
 )
 from pagedkv.server.openai.responses import Responses
+from pagedkv.server.openai.text_completions import complete_text
 from pagedkv.server.service import Service
 
 ANSWERS: Final[Mapping[str, type]] = {

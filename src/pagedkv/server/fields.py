@@ -76,7 +76,9 @@ UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
         "cache_salt": Unserved("the salt is that of the API key's tenant"),
         # Answers
         "logprobs": Unserved("log-probabilities are those of /v1/completions and /v1/chat/completions"),
-        "prompt_logprobs": Unserved("log-probabilities are those of the answer: give logprobs"),
+        "prompt_logprobs": Unserved(
+            "log-probabilities of prompts are those of /v1/completions and /v1/chat/completions"
+        ),
         "logprob_token_ids": Unserved("log-probabilities are those of the most likely tokens: give logprobs"),
         "echo": Unserved("prompts are returned by /v1/completions alone", (False,)),
         "skip_special_tokens": Unserved("texts of answers have no special tokens", (True,)),
@@ -120,6 +122,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = MappingProxyType(
         "prompt_cache_retention": "prompt_cache_options and breakpoints keep prompts",
         "max_tool_calls": "it bounds tools that a server runs, and this one runs none",
         "stream_interval": "how many tokens a chunk has changes no text",
+        "include_obfuscation": "chunks are not padded",
         "stream_options": "chunks of responses and of messages are always the same",
     }
 )

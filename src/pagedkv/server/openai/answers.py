@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from pagedkv.engine import TokenLogprobs
 from pagedkv.engine.outputs import FinishReason
 from pagedkv.server.generation import Usage
-from pagedkv.server.openai.token_texts import TokenTexts
+from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
 from pagedkv.server.parsing import CallArguments, CallBegin, Part, ReasoningPart, TextPart
 
 Decode = Callable[[Sequence[int]], str]
@@ -35,6 +35,15 @@ def as_usage(usage: Usage, *, is_predicted: bool = False) -> dict[str, Any]:
         "total_tokens": usage.num_total,
         "prompt_tokens_details": as_prompt_details(usage),
         **({"completion_tokens_details": details} if is_predicted else {}),
+    }
+
+
+def as_usage_so_far(num_prompt: int, num_generated: int) -> dict[str, int]:
+    """Return the numbers of tokens of a request under way, of which nothing more is known."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt + num_generated,
     }
 
 
@@ -92,6 +101,28 @@ def as_delta(parts: Sequence[Part]) -> dict[str, Any]:
 def as_logprobs(logprobs: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
     """Return log-probabilities of tokens in the form of chat completions."""
     return {"content": [texts.position(each) for each in logprobs], "refusal": None}
+
+
+def as_prompt_logprobs(
+    logprobs: Sequence[TokenLogprobs | None], count: int, texts: TokenTexts
+) -> list[dict[str, Any] | None]:
+    """Return log-probabilities of a prompt's tokens in vLLM's form: by the ids of the likeliest tokens, and its own.
+
+    Args:
+        logprobs: of each token; None for the first.
+        count: number of likeliest tokens.
+        texts: of tokens.
+    """
+
+    def position(each: TokenLogprobs) -> dict[str, Any]:
+        told = {token: (logprob, rank) for rank, (token, logprob) in enumerate(each.top[:count], 1)}
+        told.setdefault(each.token_id, (each.logprob, each.rank))
+        return {
+            str(token): {"logprob": max(logprob, LEAST_LOGPROB), "rank": rank, "decoded_token": texts.text_of(token)}
+            for token, (logprob, rank) in told.items()
+        }
+
+    return [None if each is None else position(each) for each in logprobs]
 
 
 def _calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -227,6 +258,15 @@ class ChatChoice(TypedDict):
 
 
 @with_config(CLOSED)
+class PromptToken(TypedDict):
+    """A likely token at a position of a prompt, or the prompt's own."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@with_config(CLOSED)
 class ChatAnswer(TypedDict):
     """The answer of ``/v1/chat/completions``."""
 
@@ -238,6 +278,7 @@ class ChatAnswer(TypedDict):
     usage: CompletionUsage
     cache_leases_refused: NotRequired[int]
     cache_explanation: NotRequired[Explained | None]
+    prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
 
 
 @with_config(CLOSED)
@@ -245,8 +286,8 @@ class TextLogprobs(TypedDict):
     """Log-probabilities of a text's tokens."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -258,6 +299,7 @@ class TextChoice(TypedDict):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
+    prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
 
 
 @with_config(CLOSED)

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``, whole or streamed; ``/tokenize``, ``/detokenize``, list of models.
+"""``/v1/chat/completions``, whole or streamed; ``/tokenize``, ``/detokenize``, list of models.
 
 Breakpoints are parts with ``prompt_cache_breakpoint``, and ``prompt_cache_options``, in all of OpenAI's protocols. With
 options of the mode ``implicit``, the default, the whole prompt and the last three breakpoints are leased; with the mode
@@ -7,7 +7,6 @@ blocks stay cached until they are evicted. Tokens and models
 are told in vLLM's form.
 """
 
-from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive
 
-from pagedkv.engine import Breakpoint, Chat, RequestOutput, TokenLogprobs
+from pagedkv.engine import Breakpoint, Chat, RequestOutput
 from pagedkv.engine.sampling import TokenMatcher
 from pagedkv.server.chat_prompts import MOST_BREAKPOINTS, ChatPrompts, breakpoints_at
 from pagedkv.server.config import Caller
@@ -28,13 +27,15 @@ from pagedkv.server.openai.answers import (
     as_finish_reason,
     as_logprobs,
     as_message,
+    as_prompt_logprobs,
     as_usage,
+    as_usage_so_far,
 )
 from pagedkv.server.openai.requests import (
     CacheBreakpoint,
     ChatRequest,
-    CompletionRequest,
     DetokenizeRequest,
+    StreamOptions,
     TokenizeRequest,
     answer_format,
     as_chat,
@@ -45,8 +46,8 @@ from pagedkv.server.openai.requests import (
     predicted_text,
     require_consistent,
 )
-from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
-from pagedkv.server.parsing import Part, PlainParser, TextPart
+from pagedkv.server.openai.token_texts import TokenTexts
+from pagedkv.server.parsing import Part, PlainParser
 from pagedkv.server.service import DONE, Exchange, Service, event, new_id
 
 DEFAULT_TTL: Final = "30m"
@@ -125,6 +126,7 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
     chat = as_chat(body)
     prompt = service.chats.prepare(chat, caller)
     tools = offered_tools(body)
+    require_few_logprobs([prompt], body.prompt_logprobs)
     may_call = bool(tools) and body.tool_choice != "none"
     new_parser = service.parsers(tools if may_call else [], prompt)
     several = body.parallel_tool_calls is not False
@@ -142,6 +144,7 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
             processors=processors,
         ),
         partial(service.decode, keeps_special=not isinstance(new_parser(), PlainParser)),
@@ -151,6 +154,48 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
         breakpoints_of(body, chat, prompt, service.chats, caller),
         _prediction(service, body),
     )
+
+
+@final
+class UsageSoFar:
+    """The usage that each chunk of a stream tells, with vLLM's option ``continuous_usage_stats``.
+
+    Args:
+        options: of the stream.
+        request: the engine's request.
+
+    Attributes:
+        num_generated: tokens of all answers so far.
+    """
+
+    def __init__(self, options: StreamOptions | None, request: GenerationRequest) -> None:
+        self._is_told = options is not None and bool(options.include_usage and options.continuous_usage_stats)
+        self._num_prompt = sum(len(prompt.token_ids) for prompt in request.prompts)
+        self.num_generated = 0
+
+    def told(self) -> dict[str, Any]:
+        """Return the field of a chunk; empty if the client did not ask for it."""
+        return {"usage": as_usage_so_far(self._num_prompt, self.num_generated)} if self._is_told else {}
+
+
+MOST_PROMPT_LOGPROBS: Final = 2**18
+
+
+def require_few_logprobs(prompts: Sequence[PreparedPrompt], count: int | None) -> None:
+    """Refuse log-probabilities of prompts that would be too many to write. Raises ApiError.
+
+    Args:
+        prompts: the prompts.
+        count: most likely tokens at each position; None: none are asked for.
+    """
+    num_told = 0 if count is None else sum(len(prompt.token_ids) for prompt in prompts) * (count + 1)
+    if num_told > MOST_PROMPT_LOGPROBS:
+        raise ApiError(
+            400,
+            f"{num_told:,} log-probabilities of prompt tokens are asked for, and at most {MOST_PROMPT_LOGPROBS:,} are "
+            "told in one answer: ask for fewer at each token, or give fewer prompts",
+            param="prompt_logprobs",
+        )
 
 
 def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
@@ -186,19 +231,23 @@ class ChatCompletion:
             "usage": self._usage(generation),
             **generation.leases_refused,
             **self._explained(generation),
+            **self._prompt_logprobs(generation.outputs[0]),
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Write events: one that begins each answer, those of new content, and one with usage if requested."""
         write = self._writer()
+        so_far = UsageSoFar(self.body.stream_options, self.request)
         for index in range(len(generation.writers)):
-            yield write({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+            begun = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            yield write(begun, **so_far.told())
         gathered: list[list[Part]] = [[] for _ in generation.writers]
         async for each in generation.events():
             gathered[each.index] += each.parts
+            so_far.num_generated += len(each.token_ids)
             choice = self._chunk_choice(generation, each)
             if choice is not None:
-                yield write(choice)
+                yield write(choice, **so_far.told())
         for index, parts in enumerate(gathered):
             self.service.keep_answer(generation, index, as_message(parts))
         more = self._explained(generation)
@@ -246,6 +295,12 @@ class ChatCompletion:
             return {}
         return {"cache_explanation": as_explanation(generation.outputs[0].explanation, self.request.caller)}
 
+    def _prompt_logprobs(self, output: RequestOutput) -> dict[str, Any]:
+        count = self.body.prompt_logprobs
+        if count is None or output.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": as_prompt_logprobs(output.prompt_logprobs, count, self._texts)}
+
     def _writer(self) -> Callable[..., bytes]:
         head = {
             "id": self.request.request_id,
@@ -262,176 +317,6 @@ class ChatCompletion:
             return event(start + choices + b"]" + (b"," + rest if rest else b"") + b"}")
 
         return write
-
-
-DEFAULT_MAX_TOKENS: Final = 16
-"""Most tokens of an answer where a request sets none: OpenAI's default for this path."""
-
-
-async def complete_text(service: Service, body: CompletionRequest, caller: Caller, receive: Receive) -> Response:
-    """Continue texts or token ids.
-
-    Raises:
-        ApiError: the prompts cannot be continued.
-        ClientGoneError: the client has disconnected.
-    """
-    service.require_model(body.model)
-    require_consistent(body)
-    _refuse_unserved(body)
-    prompts = await service.run_text_work(body.nbytes, partial(prompts_of, service, body))
-    held = service.formats.matcher(answer_format(body), least=least_tokens(body))
-    request = GenerationRequest(
-        "/v1/completions",
-        new_id("cmpl-"),
-        caller,
-        prompts,
-        as_params(
-            body,
-            max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
-            logprobs=body.logprobs,
-            processors=() if held is None else (held,),
-        ),
-        partial(service.decode, keeps_special=False),
-        PlainParser,
-        body.deadline_s,
-        as_priority(body, caller),
-    )
-    exchange = Exchange(service, request, receive)
-    answer = TextCompletion(service, body, request)
-    if body.stream:
-        return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
-    return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TextCompletion:
-    """Writes the answers to one request.
-
-    Args:
-        service: has the model's name and counts usage.
-        body: the client's request.
-        request: the engine's request.
-    """
-
-    service: Service
-    body: CompletionRequest
-    request: GenerationRequest
-
-    def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
-        """Write a response with all answers."""
-        return {
-            **self._head(),
-            "choices": [self._choice(each, self._echo(each.index), _TextOffset()) for each in answers],
-            "usage": as_usage(self.service.usage(generation.outputs)),
-            **self._explained(generation.outputs),
-        }
-
-    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Write events of new content, and one with usage if requested."""
-        write = self._writer()
-        offsets = [_TextOffset() for _ in generation.writers]
-        echoes = {index: self._echo(index) for index in range(len(generation.writers))} if self.body.echo else {}
-        async for each in generation.events():
-            choice = self._choice(each, echoes.pop(each.index, ""), offsets[each.index])
-            if choice["text"] or each.finish_reason is not None or each.logprobs:
-                yield write([choice])
-        more = self._explained(generation.outputs)
-        options = self.body.stream_options
-        if options is not None and options.include_usage:
-            more = {"usage": as_usage(self.service.usage(generation.outputs)), **more}
-        if more:
-            yield write([], **more)
-        yield DONE
-
-    def _choice(self, each: AnswerEvent, echo: str, offset: "_TextOffset") -> dict[str, Any]:
-        text = echo + "".join(part.text for part in each.parts if isinstance(part, TextPart))
-        logprobs = None if each.logprobs is None else offset.logprobs(each.logprobs, self._texts)
-        return {"index": each.index, "text": text, "logprobs": logprobs, "finish_reason": each.finish_reason}
-
-    @property
-    def _texts(self) -> TokenTexts:
-        return TokenTexts(self.service.tokenizer, self.request.decode)
-
-    def _echo(self, index: int) -> str:
-        if not self.body.echo:
-            return ""
-        return self.service.decode(self.request.prompts[index // self.request.params.n].token_ids)
-
-    def _explained(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        if not self.body.explain:
-            return {}
-        return {"cache_explanations": [as_explanation(output.explanation, self.request.caller) for output in outputs]}
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self.request.request_id,
-            "object": "text_completion",
-            "created": int(self.service.wall_clock()),
-            "model": self.service.config.model_name,
-        }
-
-    def _writer(self) -> Callable[..., bytes]:
-        head = self._head()
-
-        def write(choices: list[dict[str, Any]], **more: object) -> bytes:
-            return event(msgspec.json.encode({**head, "choices": choices, **more}))
-
-        return write
-
-
-@final
-class _TextOffset:
-    """Counts the characters of the answer's tokens so far; one that completes none begins where the last one did."""
-
-    def __init__(self) -> None:
-        self._num_characters = 0
-        self._characters = getincrementaldecoder("utf-8")("replace")
-
-    def logprobs(self, logprobs: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
-        """Return log-probabilities in the form of text completions."""
-        offsets: list[int] = []
-        for each in logprobs:
-            offsets.append(self._num_characters)
-            self._num_characters += len(self._characters.decode(texts.bytes_of(each.token_id)))
-        top = [texts.by_text(each) for each in logprobs]
-        return {
-            "tokens": [texts.text_of(each.token_id) for each in logprobs],
-            "token_logprobs": [max(each.logprob, LEAST_LOGPROB) for each in logprobs],
-            "top_logprobs": top,
-            "text_offset": offsets,
-        }
-
-
-def prompts_of(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
-    """Return the prompts of a request as token ids. Raises ApiError."""
-    given = body.prompt
-    encode = service.encode_plain if body.add_special_tokens is False else service.encode
-    if isinstance(given, str):
-        return [PreparedPrompt(encode(given))]
-    if not given:
-        raise ApiError(400, "prompt is empty: give a text, token ids, or lists of them", param="prompt")
-    if isinstance(given[0], int):
-        return [PreparedPrompt(given)]
-    if len(given) > service.config.max_prompts:
-        raise ApiError(
-            400,
-            f"prompt has {len(given)} prompts, and at most {service.config.max_prompts} are allowed in one request",
-            param="prompt",
-        )
-    prompts = [PreparedPrompt(encode(each) if isinstance(each, str) else each) for each in given]
-    if not all(len(each.token_ids) for each in prompts):
-        raise ApiError(400, "prompt has an empty list of token ids", param="prompt")
-    return prompts
-
-
-def _refuse_unserved(body: CompletionRequest) -> None:
-    if body.suffix:
-        raise ApiError(400, "this server does not insert text before a suffix: leave suffix out", param="suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, "best_of must equal n: this server does not rank answers", param="best_of")
-    if body.echo and body.logprobs is not None:
-        raise ApiError(400, "echo and logprobs are not served together: leave one out", param="echo")
 
 
 def tokenize(service: Service, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class StreamOptions(Fields):
     """Options of a stream."""
 
     include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False  # not OpenAI's
 
 
 class CacheBreakpoint(Fields):
@@ -98,7 +99,9 @@ class SamplingFields(DrawingFields):
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
-    explain: bool | None = None  # not OpenAI's
+    # Not OpenAI's
+    explain: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class Message(Fields):
@@ -140,7 +143,7 @@ class CompletionRequest(SamplingFields):
         | Annotated[list[TokenId], Field(fail_fast=True)]
         | Annotated[list[Annotated[list[TokenId], Field(fail_fast=True)]], Field(fail_fast=True)]
     )
-    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -204,6 +207,7 @@ def as_params(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
     processors: Sequence[LogitsProcessor | TokenMatcher] = (),
 ) -> SamplingParams:
     """Turn fields into sampling parameters.
@@ -235,6 +239,7 @@ def as_params(
             ignore_eos=bool(body.ignore_eos) and not is_held,
             seed=None if body.seed is None else body.seed % 2**63,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             logits_processors=processors,
         )
     except RequestError as problem:
@@ -359,6 +364,8 @@ def require_consistent(body: ChatRequest | CompletionRequest) -> None:
     """Refuse fields that contradict each other. Raises ApiError."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true: leave one out", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
 
 
 def _as_message(message: Message, place: int) -> dict[str, Any]:

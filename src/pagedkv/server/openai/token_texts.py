@@ -39,9 +39,16 @@ class TokenTexts:
     def __init__(self, tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> None:  # noqa: ANN401 - or like it
         self._tokenizer = tokenizer
         self._decode = decode
+        self._bytes: dict[int, bytes] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to the answer."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._read(token_id)
+        return known
+
+    def _read(self, token_id: int) -> bytes:
         text = self._decode([token_id])
         if UNKNOWN not in text or self._tokenizer is None:
             return text.encode(errors="replace")
@@ -67,10 +74,15 @@ class TokenTexts:
         top = [self._token(token, logprob) for token, logprob in each.top]
         return {**self._token(each.token_id, each.logprob), "top_logprobs": top}
 
-    def by_text(self, each: TokenLogprobs) -> dict[str, float]:
-        """Return the most likely tokens of one position, and the sampled one; of equal texts, further ones by id."""
+    def by_text(self, each: TokenLogprobs, count: int) -> dict[str, float]:
+        """Return the most likely tokens of one position, and its own; of equal texts, further ones by id.
+
+        Args:
+            each: the log-probabilities.
+            count: number of most likely tokens.
+        """
         found: dict[str, float] = {}
-        for token, logprob in dict([*each.top, (each.token_id, each.logprob)]).items():
+        for token, logprob in dict([*each.top[:count], (each.token_id, each.logprob)]).items():
             text = self.text_of(token)
             found[f"token_id:{token}" if text in found else text] = max(logprob, LEAST_LOGPROB)
         return found

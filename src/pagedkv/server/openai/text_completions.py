@@ -1,0 +1,268 @@
+"""``/v1/completions``: continues texts or token ids, whole or streamed; with ``echo``, behind their prompts.
+
+Log-probabilities are those of answers, and with ``echo`` or ``prompt_logprobs`` those of prompts. For these the engine
+computes the whole prompt, cached or not.
+"""
+
+from codecs import getincrementaldecoder
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive
+
+from pagedkv.engine import RequestOutput, TokenLogprobs
+from pagedkv.server.config import Caller
+from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, as_explanation
+from pagedkv.server.http import ApiError, json_response
+from pagedkv.server.openai.answers import as_prompt_logprobs, as_usage
+from pagedkv.server.openai.completions import UsageSoFar, require_few_logprobs
+from pagedkv.server.openai.requests import (
+    CompletionRequest,
+    answer_format,
+    as_params,
+    as_priority,
+    least_tokens,
+    require_consistent,
+)
+from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
+from pagedkv.server.parsing import PlainParser, TextPart
+from pagedkv.server.service import DONE, Exchange, Service, event, new_id
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""Most tokens of an answer where a request sets none: OpenAI's default for this path."""
+
+
+async def complete_text(service: Service, body: CompletionRequest, caller: Caller, receive: Receive) -> Response:
+    """Continue texts or token ids.
+
+    Raises:
+        ApiError: the prompts cannot be continued.
+        ClientGoneError: the client has disconnected.
+    """
+    service.require_model(body.model)
+    require_consistent(body)
+    _refuse_unserved(body)
+    prompts = await service.run_text_work(body.nbytes, partial(prompts_of, service, body))
+    of_prompts = _num_prompt_logprobs(body)
+    require_few_logprobs(prompts, of_prompts)
+    held = service.formats.matcher(answer_format(body), least=least_tokens(body))
+    request = GenerationRequest(
+        "/v1/completions",
+        new_id("cmpl-"),
+        caller,
+        prompts,
+        as_params(
+            body,
+            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
+            logprobs=body.logprobs,
+            prompt_logprobs=of_prompts,
+            processors=() if held is None else (held,),
+        ),
+        partial(service.decode, keeps_special=False),
+        PlainParser,
+        body.deadline_s,
+        as_priority(body, caller),
+    )
+    exchange = Exchange(service, request, receive)
+    answer = TextCompletion(service, body, request)
+    if body.stream:
+        return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
+    return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TextCompletion:
+    """Writes the answers to one request.
+
+    With ``max_tokens`` 0 the engine computes one token, since a prompt is only computed for a token that follows it;
+    that token is left out of the answer. Log-probabilities of prompts are known once their answers have ended, so a
+    stream that repeats them begins then.
+
+    Args:
+        service: has the model's name and counts usage.
+        body: the client's request.
+        request: the engine's request.
+    """
+
+    service: Service
+    body: CompletionRequest
+    request: GenerationRequest
+
+    def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """Write a response with all answers."""
+        texts = self._texts
+        return {
+            **self._head(),
+            "choices": [
+                {
+                    **self._choice(each, _Written(texts), self._output(generation, each)),
+                    **self._prompt_logprobs(generation, each),
+                }
+                for each in answers
+            ],
+            "usage": self._usage(generation),
+            **self._explained(generation.outputs),
+        }
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Write events of new content, and one with usage if requested."""
+        write, texts = self._writer(), self._texts
+        so_far = UsageSoFar(self.body.stream_options, self.request)
+        written = [_Written(texts) for _ in generation.writers]
+        async for each in self._events(generation):
+            so_far.num_generated += len(each.token_ids) if self.body.max_tokens != 0 else 0
+            choice = self._choice(each, written[each.index], self._output(generation, each))
+            if choice["text"] or each.finish_reason is not None or choice["logprobs"]:
+                yield write([choice], **so_far.told())
+        more = self._explained(generation.outputs)
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            more = {"usage": self._usage(generation), **more}
+        if more:
+            yield write([], **more)
+        yield DONE
+
+    async def _events(self, generation: Generation) -> AsyncGenerator[AnswerEvent, None]:
+        if self.request.params.prompt_logprobs is not None:
+            for each in await generation.finished():
+                yield each
+            return
+        async for each in generation.events():
+            yield each
+
+    def _choice(self, each: AnswerEvent, written: "_Written", output: RequestOutput | None) -> dict[str, Any]:
+        """Write new content of an answer; with ``echo``, behind its prompt if nothing of it is written yet."""
+        text, logprobs, told = "", [], self.body.logprobs is not None
+        if self.body.echo and not written.has_begun:
+            token_ids = self.request.prompts[each.index // self.request.params.n].token_ids
+            text = self.service.decode(token_ids)
+            if told and output is not None and output.prompt_logprobs is not None:
+                written.first_id = token_ids[0]
+                logprobs += output.prompt_logprobs
+        written.has_begun = True
+        if self.body.max_tokens != 0:
+            text += "".join(part.text for part in each.parts if isinstance(part, TextPart))
+            logprobs += each.logprobs or ()
+        return {
+            "index": each.index,
+            "text": text,
+            "logprobs": written.logprobs(logprobs, self.body.logprobs or 0) if told else None,
+            "finish_reason": each.finish_reason if self.body.max_tokens != 0 else "length",
+        }
+
+    def _output(self, generation: Generation, each: AnswerEvent) -> RequestOutput | None:
+        """Return the output of an answer's prompt; None while it is under way."""
+        return generation.outputs[each.index // self.request.params.n] if generation.outputs else None
+
+    def _prompt_logprobs(self, generation: Generation, each: AnswerEvent) -> dict[str, Any]:
+        output, count = self._output(generation, each), self.body.prompt_logprobs
+        if count is None or output is None or output.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": as_prompt_logprobs(output.prompt_logprobs, count, self._texts)}
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        usage = self.service.usage(generation.outputs)
+        return as_usage(replace(usage, num_generated=0) if self.body.max_tokens == 0 else usage)
+
+    @property
+    def _texts(self) -> TokenTexts:
+        return TokenTexts(self.service.tokenizer, self.request.decode)
+
+    def _explained(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        if not self.body.explain:
+            return {}
+        return {"cache_explanations": [as_explanation(output.explanation, self.request.caller) for output in outputs]}
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.request.request_id,
+            "object": "text_completion",
+            "created": int(self.service.wall_clock()),
+            "model": self.service.config.model_name,
+        }
+
+    def _writer(self) -> Callable[..., bytes]:
+        head = self._head()
+
+        def write(choices: list[dict[str, Any]], **more: object) -> bytes:
+            return event(msgspec.json.encode({**head, "choices": choices, **more}))
+
+        return write
+
+
+@final
+class _Written:
+    """What is written of one answer: the characters of its tokens so far; a token that completes none begins there.
+
+    Args:
+        texts: of tokens.
+
+    Attributes:
+        has_begun: whether anything is written.
+        first_id: the first token of the prompt, which has no log-probability.
+    """
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._num_characters = 0
+        self._characters = getincrementaldecoder("utf-8")("replace")
+        self.has_begun = False
+        self.first_id = 0
+
+    def logprobs(self, logprobs: Sequence[TokenLogprobs | None], count: int) -> dict[str, Any]:
+        """Return log-probabilities in the form of text completions, with ``count`` likeliest tokens each."""
+        offsets: list[int] = []
+        token_ids = [self.first_id if each is None else each.token_id for each in logprobs]
+        for token_id in token_ids:
+            offsets.append(self._num_characters)
+            self._num_characters += len(self._characters.decode(self._texts.bytes_of(token_id)))
+        return {
+            "tokens": list(map(self._texts.text_of, token_ids)),
+            "token_logprobs": [None if each is None else max(each.logprob, LEAST_LOGPROB) for each in logprobs],
+            "top_logprobs": [None if each is None else self._texts.by_text(each, count) for each in logprobs],
+            "text_offset": offsets,
+        }
+
+
+def prompts_of(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
+    """Return the prompts of a request as token ids. Raises ApiError."""
+    given = body.prompt
+    encode = service.encode_plain if body.add_special_tokens is False else service.encode
+    if isinstance(given, str):
+        return [PreparedPrompt(encode(given))]
+    if not given:
+        raise ApiError(400, "prompt is empty: give a text, token ids, or lists of them", param="prompt")
+    if isinstance(given[0], int):
+        return [PreparedPrompt(given)]
+    if len(given) > service.config.max_prompts:
+        raise ApiError(
+            400,
+            f"prompt has {len(given)} prompts, and at most {service.config.max_prompts} are allowed in one request",
+            param="prompt",
+        )
+    prompts = [PreparedPrompt(encode(each) if isinstance(each, str) else each) for each in given]
+    if not all(len(each.token_ids) for each in prompts):
+        raise ApiError(400, "prompt has an empty list of token ids", param="prompt")
+    return prompts
+
+
+def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """Return how many likeliest tokens are told of each token of a prompt; None: nothing is told."""
+    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((count for count in asked if count is not None), default=None)
+
+
+def _refuse_unserved(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise ApiError(400, "this server does not insert text before a suffix: leave suffix out", param="suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, "best_of must equal n: this server does not rank answers", param="best_of")
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise ApiError(
+            400, "max_tokens is 0, which needs echo or prompt_logprobs: else there is no answer", param="max_tokens"
+        )
