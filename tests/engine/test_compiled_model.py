@@ -102,7 +102,10 @@ def test_by_default_a_gpu_compiles_and_overlaps_and_a_cpu_does_neither() -> None
     is_chosen = DEVICE == "cuda"
     assert (llm.core.config.compile_model, llm.core.config.overlap) == (is_chosen, is_chosen)
     if is_chosen:
-        assert llm.core.choices == "the model is compiled; steps overlap"
+        assert llm.core.choices == (
+            "the model is compiled; steps overlap; q_proj, k_proj, v_proj are one product; gate_proj, up_proj are one "
+            "product"
+        )
     else:
         why = "(the model is on cpu)"
         assert llm.core.choices == f"the model is not compiled {why}; steps do not overlap {why}"

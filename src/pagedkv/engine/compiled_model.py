@@ -18,13 +18,16 @@ On several ranks, a second operator, ``pagedkv::add_up``, sums the partial resul
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
 from typing import Any, Final, final
 
 import torch
 from torch import nn
+from torch._dynamo import lookup_backend
 
 from pagedkv.engine.forward_pass import ForwardPass
+from pagedkv.engine.joined_products import compute_as_one, joining_products
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
 from pagedkv.probe.compat import current_pass
@@ -107,6 +110,9 @@ class CompiledModel:
         groups: its groups, of which :func:`what_prevents_compiling` found no obstacle.
         backend: of torch.compile.
 
+    Attributes:
+        joined: which products of one tensor are one, and which are not, and why.
+
     Raises:
         UnsupportedModelError: a layer that keeps keys is no module of a list of layers.
     """
@@ -123,8 +129,21 @@ class CompiledModel:
                 f"{type(model).__name__} cannot be compiled: layer {min(missing)} is no module of a list of layers, or "
                 "others stand in one module with it. Leave compile_model off"
             )
-        kinds = {kind: _compiled(kind, backend) for kind in {type(layer) for layer in layers.values()}}
+        joined = partial(compute_as_one, lookup_backend(backend))
+        kinds = {kind: _compiled(kind, joined) for kind in {type(layer) for layer in layers.values()}}
+        self.joined: list[str] = []
         self._forwards = [(layer, _forward_of(layer, idx, kinds[type(layer)])) for idx, layer in layers.items()]
+        self._uncompiled = [(layer, _forward_of(layer, idx, type(layer).forward)) for idx, layer in layers.items()]
+
+    @contextmanager
+    def joining_products(self) -> Iterator[None]:
+        """Run a pass uncompiled, and join the weights of products that read one tensor; before the first other pass."""
+        forwards, self._forwards = self._forwards, self._uncompiled
+        try:
+            with joining_products(self._model, [layer for layer, _ in forwards]) as self.joined:
+                yield
+        finally:
+            self._forwards = forwards
 
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Run the model over tokens in one row; as :func:`~pagedkv.probe.compat.forward` does.
@@ -136,12 +155,12 @@ class CompiledModel:
         Returns:
             float32 ``[n, vocabulary]``.
         """
-        with self._compiled_layers():
+        with self._own_layers():
             return compat.forward(self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions)
 
     @contextmanager
-    def _compiled_layers(self) -> Iterator[None]:
-        """Make the model call compiled layers, within a context in which the engine has borrowed the model."""
+    def _own_layers(self) -> Iterator[None]:
+        """Make the model call these layers, within a context in which the engine has borrowed the model."""
         try:
             for layer, forward in self._forwards:
                 vars(layer)["forward"] = forward  # an attribute of this object; the class has its own
@@ -178,7 +197,7 @@ def _layers_of(model: compat.Model) -> dict[int, nn.Module]:
     return found
 
 
-def _compiled(kind: type[nn.Module], backend: str | Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(kind: type[nn.Module], backend: Callable[..., Any]) -> Callable[..., Any]:
     """Compile the forward of a class of layers, which takes the layer first."""
 
     def run(layer: nn.Module, *given: Any, **options: Any) -> Any:  # noqa: ANN401 - the layer's own

@@ -93,8 +93,11 @@ class EngineParts:
     def _prepared(self, traits: ModelTraits, *, may_fall_back: bool) -> tuple[ModelRunner, MemoryUse]:
         """Make the runner and prepare it; uncompiled if compiling fails and was no wish of the configuration."""
         try:
-            runner = self._new_runner(traits)
-            return runner, runner.prepare(self.config.max_sequences)
+            compiled = _compiled(self._model, self._groups) if self.config.compile_model else None
+            runner = self._new_runner(traits, compiled)
+            memory = runner.prepare(self.config.max_sequences)
+            self.choices = "; ".join([self.choices, *(compiled.joined if compiled is not None else [])])
+            return runner, memory  # noqa: TRY300 - what fails above is what falls back
         except Exception as problem:
             if not (self.config.compile_model and may_fall_back):
                 raise
@@ -103,7 +106,7 @@ class EngineParts:
             self.config = replace(self.config, compile_model=False)
             return self._prepared(traits, may_fall_back=False)
 
-    def _new_runner(self, traits: ModelTraits) -> ModelRunner:
+    def _new_runner(self, traits: ModelTraits, compiled: CompiledModel | None) -> ModelRunner:
         model, groups = self._model, self._groups
         uncaptured = what_prevents_graphs(groups, model.device, are_wanted=self.config.capture_steps)
         return ModelRunner(
@@ -115,7 +118,7 @@ class EngineParts:
             continues=traits.continues,
             captured=None if uncaptured else self._new_graphs(),
             uncaptured=uncaptured,
-            compiled=_compiled(model, groups) if self.config.compile_model else None,
+            compiled=compiled,
             unfoldings=self.absorbed.by_call(groups),
             add_up=None if self._ranks is None else self._ranks.add_up,
         )

@@ -375,6 +375,8 @@ class ModelRunner:
         activations, graphs, free = None, 0, None
         with torch.inference_mode(), self.borrowed.calling(self._implementation):
             if self._compiled is not None:
+                with self._compiled.joining_products():
+                    self._compute_padding(first_tokens(num_tokens), 1)
                 self._compute_padding(first_tokens(num_tokens), 1)
             if self._device.type == "cuda" and self._groups.varying_shapes is None:
                 num_wanted = min(max_places, num_tokens)
