@@ -29,8 +29,6 @@ from typing import Final
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["KeyFile", "KeyOwner", "entry_of", "new_key", "parse_key_file", "read_key_file"]
-
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 

@@ -6,8 +6,6 @@ from typing import Final
 
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["DEMO", "require_folder", "require_model"]
-
 DEMO: Final = "demo"
 """Name of the model of the demonstration, which is part of the package, in place of a folder."""
 

@@ -33,16 +33,6 @@ from pagedkv.contract.plan import StepPlan
 from pagedkv.device import KVStorage, StepInputs
 from pagedkv.errors import ConfigurationError
 
-__all__ = [
-    "AttentionBackend",
-    "AttentionLayer",
-    "BackendClass",
-    "GroupMetadata",
-    "KnownRanges",
-    "StepMetadata",
-    "require_layers",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:

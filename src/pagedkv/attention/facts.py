@@ -11,8 +11,6 @@ import torch
 from pagedkv.attention.backend import AttentionLayer
 from pagedkv.device import GroupShape, KeyValueShape, KVStorage
 
-__all__ = ["LayerFacts", "facts_of", "shared_refusal"]
-
 HALF_TYPES: Final = (torch.float16, torch.bfloat16)
 
 

@@ -20,8 +20,6 @@ from pagedkv.attention.facts import LayerFacts, shared_refusal
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.device import KVStorage
 
-__all__ = ["FlashInferAttention", "PageList", "installed_version", "list_pages", "refusal"]
-
 
 class PageList(NamedTuple):
     """Pages of the places of a step that have tokens.

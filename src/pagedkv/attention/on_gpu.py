@@ -27,8 +27,6 @@ from pagedkv.device.kernels.selection import KernelChoice, kernels_for
 from pagedkv.device.shapes import FP8_TYPES, KeyValueShape
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["TritonBackend"]
-
 WIDEST: Final = 576
 """Most dimensions of a head for which there is a tiling."""
 

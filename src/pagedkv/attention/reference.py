@@ -17,8 +17,6 @@ import torch
 from pagedkv.attention.backend import AttentionLayer, GroupMetadata, StepMetadata
 from pagedkv.device import KVStorage
 
-__all__ = ["ReferenceBackend", "Span", "gather", "seen_keys", "spans"]
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

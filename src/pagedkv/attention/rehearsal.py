@@ -8,8 +8,6 @@ from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage
 
-__all__ = ["rehearse"]
-
 
 def rehearse() -> None:
     """Write the keys and values of two sequences, and compute attention of their last tokens.

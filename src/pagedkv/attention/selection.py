@@ -21,7 +21,6 @@ from pagedkv.attention.on_gpu import TritonBackend
 from pagedkv.device import KVStorage
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["PREFERENCES", "LayerChoice", "Preference", "PreferringBackend", "backend_for"]
 Preference: TypeAlias = Literal["flashinfer", "varlen"]
 PREFERENCES: Final[tuple[Preference, ...]] = ("flashinfer", "varlen")
 OWN: Final = "own"

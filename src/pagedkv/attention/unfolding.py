@@ -21,8 +21,6 @@ import torch
 
 from pagedkv.attention.backend import AttentionBackend, StepMetadata
 
-__all__ = ["Unfolding", "UnfoldingReader"]
-
 NUM_OTHERS: Final = 4
 """Number of random vectors at each end."""
 ROUNDING: Final = 16

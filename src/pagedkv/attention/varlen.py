@@ -14,8 +14,6 @@ from pagedkv.attention.backend import AttentionLayer, GroupMetadata, KnownRanges
 from pagedkv.attention.facts import LayerFacts, shared_refusal
 from pagedkv.device import KVStorage
 
-__all__ = ["VarlenAttention", "VarlenFunction", "installed_function", "refusal"]
-
 VarlenFunction: TypeAlias = Callable[..., Any]
 
 WIDEST: Final = 256

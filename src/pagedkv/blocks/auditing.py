@@ -80,7 +80,6 @@ from pagedkv.blocks.tenant_charges import (
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint8Array
 
-__all__ = ["FEATURE_AUDITS", "check_charges", "check_ghosts", "check_leases", "check_pool"]
 FAULTS: Final = (
     "",
     "links forward and backward differ",

@@ -51,8 +51,6 @@ from pagedkv.contract.answers import CacheEvents
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import BlockError, ConfigurationError
 
-__all__ = ["BlockPool", "KVCacheBlock", "new_arrays"]
-
 
 @dataclass(frozen=True, slots=True)
 class KVCacheBlock:

@@ -19,8 +19,6 @@ from pagedkv.blocks.record import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolAr
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint8Array
 
-__all__ = ["AFTER", "MOST", "NUM_BOUNDED", "first_unbounded", "least_valuable", "leave", "new_bounds", "stand"]
-
 # Columns of ``bounds``, for a block and for a name.
 AFTER: Final = 0
 BEFORE: Final = 1

@@ -40,23 +40,6 @@ from pagedkv.contract.keys import MEDIA, NO_KEYS, MediaArrays, RequestKeys
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import ConfigurationError
 
-__all__ = [
-    "NO_EXTRA",
-    "ROOT_DIGEST",
-    "ExtraKeyArrays",
-    "ExtraKeyTable",
-    "copy_content",
-    "copy_digest",
-    "digest_content",
-    "hash_block_tokens",
-    "hash_request_tokens",
-    "keys_of_blocks",
-    "set_digest",
-    "set_digests",
-    "set_parent",
-    "without_root",
-    "write_down",
-]
 ROOT_DIGEST: Final = hashlib.sha256(b"pagedkv block chain 1").digest()
 ROOT_WORDS: Final = np.frombuffer(ROOT_DIGEST, ">u4").astype(np.uint32)
 DIGEST_NBYTES: Final = 32

@@ -12,14 +12,6 @@ they were those in force. Two blocks have equal content only if their ranges are
 from pagedkv.blocks.record import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays, featured, featured_question
 from pagedkv.compilation.compiled import inlined
 
-__all__ = [
-    "copy_epochs",
-    "date",
-    "is_fresher",
-    "same_epochs",
-    "undate",
-]
-
 
 @inlined
 def seeming(pool: PoolArrays, block: int, column: int) -> int:

@@ -19,8 +19,6 @@ from pagedkv.contract.answers import CLEARED, GAP, STORED, CacheEvents
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.contract.arrays import Uint32Array
 
-__all__ = ["drain", "log_cleared", "log_event", "new_log"]
-
 
 def new_log(most: int) -> Uint32Array:
     """Make a ring for the latest ``most`` events."""

@@ -47,23 +47,6 @@ from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.errors import BlockError
 
-__all__ = [
-    "FreeBlockQueue",
-    "append",
-    "begin_with",
-    "deferred_sentinel",
-    "first",
-    "free_leased",
-    "insert_before",
-    "popleft",
-    "prepend",
-    "protected_sentinel",
-    "remove",
-    "spare_sentinel",
-    "stop_waiting",
-    "wait_for",
-]
-
 
 @inlined
 def deferred_sentinel(records: Int32Array, step: int) -> int:

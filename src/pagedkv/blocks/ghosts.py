@@ -25,19 +25,6 @@ from pagedkv.blocks.record import NAME, NUM_ACQUIRED, PoolArrays, aligned_zeros,
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Uint32Array
 
-__all__ = [
-    "GHOSTS_A_SET",
-    "are_same",
-    "find_ghost",
-    "ghost_age",
-    "ghost_cause",
-    "has_forgotten",
-    "is_ghost",
-    "new_ghosts",
-    "recall",
-    "remember",
-]
-
 CAUSE_MASK: Final = 15
 
 # A set.

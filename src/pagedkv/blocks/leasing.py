@@ -58,27 +58,6 @@ from pagedkv.blocks.record import (
 from pagedkv.blocks.treap import BY_END, BY_PARENT, has, insert, is_heap_at, last_child, remove, root_of
 from pagedkv.compilation.compiled import compiled, inlined
 
-__all__ = [
-    "add",
-    "change_end",
-    "end_all",
-    "end_leased",
-    "enqueue_leased",
-    "first_misplaced",
-    "has_unsettled",
-    "in_order_of_release",
-    "is_due",
-    "lease",
-    "move_below",
-    "raise_parents",
-    "settle_all",
-    "stamp",
-    "take",
-    "take_from_below",
-    "unlink_named",
-    "unsettle_children",
-]
-
 
 @featured_question
 @inlined

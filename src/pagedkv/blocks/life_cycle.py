@@ -77,28 +77,6 @@ from pagedkv.blocks.victims import end_largest_lease, make_room
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array
 
-__all__ = [
-    "acquire",
-    "acquire_all",
-    "acquire_often",
-    "adopt",
-    "claim",
-    "claim_all",
-    "drop_name",
-    "enqueue_spare",
-    "lose_name",
-    "lower_hold",
-    "make_cached",
-    "make_spare",
-    "make_unheld_spare",
-    "release",
-    "release_all",
-    "renew",
-    "reuse",
-    "reuse_all",
-    "settle_until",
-]
-
 
 @inlined
 def acquire(pool: PoolArrays) -> int:

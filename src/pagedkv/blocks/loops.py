@@ -22,8 +22,6 @@ from pagedkv.blocks.record import PoolArrays
 from pagedkv.compilation.compiled import specialize
 from pagedkv.contract.arrays import Int32Array
 
-__all__ = ["Like", "Loops", "takes"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -43,15 +43,6 @@ from pagedkv.contract.answers import REMOVED, STORED
 from pagedkv.contract.arrays import Uint32Array
 from pagedkv.errors import BlockError
 
-__all__ = [
-    "PrefixIndex",
-    "find",
-    "is_child_of",
-    "lose_content",
-    "name_block",
-    "unname",
-]
-
 GROUP_SPREAD: Final = 0x9E3779B1  # keeps equal digests of different groups in different buckets
 KEYS: Final = (0x428A2F98, 0x71374491, 0xB5C0FBCF, 0xE9B5DBA5, 0x3956C25B, 0x59F111F1, 0x923F82A4, 0xAB1C5ED5)
 """One for each word, without a pattern: the first constants of SHA-256."""

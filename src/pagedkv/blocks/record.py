@@ -43,40 +43,6 @@ from pagedkv.compilation.choice import chosen
 from pagedkv.compilation.compiled import inlined, unsigned
 from pagedkv.contract.arrays import Float32Array, Float64Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
-__all__ = [
-    "AT_END",
-    "AT_JUNCTION",
-    "AT_RESEND",
-    "CALLED_OFF",
-    "DISMISSED",
-    "EVICTED",
-    "INVALIDATED",
-    "NUM_CAUSES",
-    "OTHER_EPOCH",
-    "OVERWRITTEN",
-    "PLAIN",
-    "RESET",
-    "SHED",
-    "WITHDRAWN",
-    "FeaturedArrays",
-    "PoolArrays",
-    "PoolFeatures",
-    "advance_clock",
-    "aligned_zeros",
-    "become_copy",
-    "enter_free",
-    "featured",
-    "featured_question",
-    "is_leased",
-    "is_spare",
-    "leave_free",
-    "link_all",
-    "link_before",
-    "new_pool_arrays",
-    "renumber",
-    "set_clock",
-    "unlink",
-]
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -33,21 +33,6 @@ from numba.extending import intrinsic, is_jitted
 from pagedkv.compilation.compiled import compiled, is_compiling_at_all
 from pagedkv.compilation.targets import own_processor
 
-__all__ = [
-    "FEATURES",
-    "PRESENCE",
-    "SHA",
-    "STATE_WORDS",
-    "Known",
-    "compress",
-    "compress_hardware",
-    "compress_portable",
-    "has_sha_instructions",
-    "initial_state",
-    "pad_message",
-    "padded_nbytes",
-    "sha256_message",
-]
 Words: TypeAlias = npt.NDArray[np.uint32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Compress: TypeAlias = Callable[[Words, Bytes, int], None]

@@ -14,8 +14,6 @@ from typing import Final
 from pagedkv.blocks.record import NAME, NULL_BLOCK, NUM_SENTINELS, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays, featured
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 
-__all__ = ["OLDER", "YOUNGER", "first_unlinked", "link_child", "next_child", "unlink_child"]
-
 OLDER: Final = 0
 YOUNGER: Final = 1
 

@@ -30,8 +30,6 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 
-__all__ = ["add_to_path", "drop_all_names", "drop_stale", "find_child", "withdraw_since"]
-
 
 @compiled
 def drop_all_names(pool: PoolArrays, cause: int = RESET) -> int:

@@ -52,31 +52,6 @@ from pagedkv.blocks.treap import BY_END, insert, remove
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 
-__all__ = [
-    "account_of",
-    "accounts_of",
-    "add_account",
-    "charge_hits",
-    "charge_to",
-    "has_tenants",
-    "is_evictable",
-    "is_tenant_evictable",
-    "join",
-    "leave",
-    "list_of",
-    "move_charges",
-    "new_accounts",
-    "num_charged",
-    "num_permitted",
-    "num_reserved",
-    "num_tenants",
-    "rest",
-    "resume",
-    "set_current_tenant",
-    "set_limits",
-    "take",
-]
-
 # Columns of a block's row, after CHARGED.
 AFTER: Final = 1
 BEFORE: Final = 2

@@ -32,20 +32,6 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 
-__all__ = [
-    "BY_END",
-    "BY_PARENT",
-    "first_from",
-    "has",
-    "insert",
-    "is_heap_at",
-    "last_child",
-    "last_of_tenant",
-    "remove",
-    "root_of",
-    "tenant_of",
-]
-
 BY_END: Final = 0
 BY_PARENT: Final = 1
 HEAP_SPREAD: Final = 0x9E3779B1

@@ -68,8 +68,6 @@ from pagedkv.blocks.tenant_charges import (
 from pagedkv.blocks.treap import BY_END, first_from, last_child, last_of_tenant, remove
 from pagedkv.compilation.compiled import compiled, unsigned
 
-__all__ = ["end_largest_lease", "end_overdue", "keep_cap", "make_room"]
-
 
 @featured
 @compiled

@@ -11,8 +11,6 @@ from pagedkv.contract.spec import TokenIds, keeps_state
 from pagedkv.errors import FreedSequenceError, OutOfBlocksError, SequenceError, TokenError
 from pagedkv.space import BlockSpace
 
-__all__ = ["BlockTable"]
-
 
 class BlockTable:
     """A view of one sequence. It owns nothing, and raises FreedSequenceError once the sequence is freed.

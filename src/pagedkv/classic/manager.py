@@ -37,8 +37,6 @@ from pagedkv.errors import (
 )
 from pagedkv.space import BlockSpace
 
-__all__ = ["BlockSpaceManager", "Place", "RowMap", "as_sequence", "as_sequences", "sequences_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -22,8 +22,6 @@ from typing import Any, Final, cast
 import numba
 from numba.misc import appdirs
 
-__all__ = ["SHIPPED", "CacheFolder", "find_cache_folder", "folders_to_read", "warn_once"]
-
 FOLDER_NAME: Final = "pagedkv-loops"
 SHIPPED: Final = "machine_code"
 """A folder in the package, for entries that are installed with it."""

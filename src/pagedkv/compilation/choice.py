@@ -18,8 +18,6 @@ from numba.core import types
 
 from pagedkv.compilation.loop import Loop
 
-__all__ = ["chosen", "chosen_by_policy", "sources_of_bound"]
-
 POLICY: Final = "policy"
 """The attribute of a class that binds loops: a dataclass with a field for each of them."""
 

@@ -16,8 +16,6 @@ from pagedkv.compilation.loop import Loop
 from pagedkv.compilation.loop_cache import LoopCache
 from pagedkv.compilation.requests import RECORDED, is_recording
 
-__all__ = ["compiled", "compiled_aside", "compiled_sums", "inlined", "is_compiling_at_all", "specialize", "unsigned"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

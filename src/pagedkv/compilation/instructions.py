@@ -20,8 +20,6 @@ from numba.extending import intrinsic, is_jitted
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 
-__all__ = ["PIECE", "prefetch", "same_piece"]
-
 CodeContext: TypeAlias = Any  # Numba's class; its methods are not annotated
 
 PIECE: Final = 16

@@ -17,8 +17,6 @@ from numba.core.registry import CPUDispatcher
 from pagedkv.compilation.notice import NOTICE
 from pagedkv.compilation.piece import PieceCompiler, entry_of
 
-__all__ = ["Loop"]
-
 Opaque: TypeAlias = Any
 """Objects that Numba passes in and takes back: types, results of its compiler, templates of calls."""
 

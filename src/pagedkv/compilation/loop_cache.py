@@ -27,8 +27,6 @@ from pagedkv.compilation.notice import NOTICE
 from pagedkv.compilation.piece import packed, restored
 from pagedkv.compilation.targets import Processor, runnable
 
-__all__ = ["LoopCache"]
-
 Opaque: TypeAlias = Any
 """Objects that Numba passes in and takes back: types, code generators, results of its compiler."""
 

@@ -21,8 +21,6 @@ import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 
-__all__ = ["digest_of_sources", "sources_of"]
-
 PACKAGE: Final = __name__.partition(".")[0]
 PACKAGE_FOLDER: Final = Path(__file__).parents[__name__.count(".") - 1]
 COMPILERS: Final = (EXTENSION_SUFFIXES[0], numba.__version__, llvmlite.__version__, np.__version__.rpartition(".")[0])

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from typing import Any, Final, TextIO, cast
 
-__all__ = ["NOTICE", "SAID", "SETTING", "Notice"]
-
 PATIENCE_S: Final = 2.0
 SETTING: Final = "PAGEDKV_COMPILE_NOTICE"
 """The environment variable that silences the line: ``0``."""

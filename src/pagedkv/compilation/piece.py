@@ -18,8 +18,6 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import _FunctionCompiler
 from numba.core.environment import lookup_environment
 
-__all__ = ["PieceCompiler", "entry_of", "packed", "restored"]
-
 ENVIRONMENT: Final = "_ZN08NumbaEnv"
 """Prefix of Numba's names of environments, in which a function's exceptions are looked up."""
 

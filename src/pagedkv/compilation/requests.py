@@ -13,8 +13,6 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import numba
 
-__all__ = ["RECORDED", "RECORDING", "Request", "Requests", "is_recording"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

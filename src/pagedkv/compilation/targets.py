@@ -17,8 +17,6 @@ from numba.core.registry import cpu_target
 
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["EXACTLY", "Processor", "Target", "own_processor", "runnable", "target_named"]
-
 Processor: TypeAlias = tuple[str, str, str]
 """Numba's target: triple, name and features in LLVM's notation."""
 

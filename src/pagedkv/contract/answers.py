@@ -19,30 +19,6 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import Row, StepId
 from pagedkv.errors import OutOfBlocksError
 
-__all__ = [
-    "ORDER",
-    "AbortedSteps",
-    "Allocation",
-    "BlockContents",
-    "CacheEventKind",
-    "CacheEvents",
-    "EpochSpan",
-    "Explanation",
-    "InvalidatedMemory",
-    "Load",
-    "Miss",
-    "MissCause",
-    "PrefixGone",
-    "Receipt",
-    "Shortage",
-    "StoredBlocks",
-    "TenantShare",
-    "Ticket",
-    "TierEvents",
-    "Withdrawal",
-    "number_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:

@@ -16,28 +16,6 @@ import numpy.typing as npt
 
 from pagedkv.errors import ConfigurationError, PagedKVError, TokenError, UnknownSequenceError
 
-__all__ = [
-    "LARGEST_SIZE",
-    "NO_NUMBERS",
-    "Rows",
-    "TokenIds",
-    "as_array",
-    "as_batch",
-    "as_choice",
-    "as_count",
-    "as_counts",
-    "as_epoch",
-    "as_flag",
-    "as_fraction",
-    "as_number",
-    "as_row",
-    "as_token_array",
-    "check_count",
-    "check_flag",
-    "require",
-    "require_instance",
-    "short_repr",
-]
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | memoryview | bytearray
 """Token ids as callers pass them: a NumPy array, a list, or any one-dimensional integer buffer."""
 Rows: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer]

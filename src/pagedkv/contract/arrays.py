@@ -5,18 +5,6 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "NO_BLOCKS",
-    "BoolArray",
-    "Float32Array",
-    "Float64Array",
-    "Int32Array",
-    "Int64Array",
-    "Uint8Array",
-    "Uint16Array",
-    "Uint32Array",
-]
-
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 Float64Array: TypeAlias = npt.NDArray[np.float64]

@@ -12,8 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 from pagedkv.errors import MissingExtraError
 
-__all__ = ["needing", "to_install"]
-
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pagedkv.contract.arguments import as_count
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["BlockShape", "CopiedBytes", "HeadRange", "HeadSlice", "byte_slices", "head_slices", "heads_of_rank"]
-
 
 @dataclass(frozen=True, slots=True)
 class HeadRange:

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from pagedkv.contract.arguments import LARGEST_SIZE, as_count
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["NO_KEYS", "MediaArrays", "MediaSpan", "RequestKeys"]
-
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:

@@ -56,17 +56,6 @@ from pagedkv.plan_buffer import (
     read_step_id,
 )
 
-__all__ = [
-    "BlockMoves",
-    "DraftStates",
-    "NewBlocks",
-    "PageLists",
-    "StepPlan",
-    "TableWrites",
-    "TokenRanges",
-    "UnknownTokens",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMoves:

@@ -37,15 +37,6 @@ from pagedkv.contract.spec import (
 )
 from pagedkv.errors import ConfigurationError
 
-__all__ = [
-    "DEFAULT_EVICTION",
-    "EVICTION_POLICIES",
-    "GIB",
-    "SpaceConfig",
-    "TenantLimits",
-    "blocks_that_fit",
-    "require_tenants",
-]
 EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
 """Names of the eviction policies, in the order of :mod:`pagedkv.blocks.eviction.registry`."""
 DEFAULT_EVICTION: Final = "lru"

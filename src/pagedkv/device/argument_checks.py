@@ -40,18 +40,6 @@ from pagedkv.plan_buffer import (
     read_fingerprint,
 )
 
-__all__ = [
-    "PlanChecks",
-    "as_batch_rows",
-    "as_block_ids",
-    "as_padding",
-    "forget_steps",
-    "record_refused",
-    "require_fingerprint",
-    "require_ids",
-    "require_room",
-]
-
 
 def as_block_ids(given: Sequence[int], group: int) -> npt.NDArray[np.int64]:
     """Convert the block ids of a row to an array. Raises TensorError for anything but a flat list of integers."""

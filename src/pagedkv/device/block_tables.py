@@ -53,8 +53,6 @@ from pagedkv.device.table_arrays import (
 from pagedkv.device.tensors import as_device, require_pinned, require_tensor
 from pagedkv.errors import PlanError, StepError, TensorError
 
-__all__ = ["BlockTables", "PacketRing", "StepGraph"]
-
 
 @final
 class PacketRing:

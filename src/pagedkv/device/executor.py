@@ -44,8 +44,6 @@ from pagedkv.errors import (
 )
 from pagedkv.fingerprint import difference, fingerprint
 
-__all__ = ["PlanExecutor", "is_device_failure"]
-
 Result = TypeVar("Result")
 
 

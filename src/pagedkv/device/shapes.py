@@ -45,25 +45,6 @@ from pagedkv.contract.spec import GroupSpec, keeps_state
 from pagedkv.device.tensors import as_device
 from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 
-__all__ = [
-    "FP8_TYPES",
-    "GroupShape",
-    "KeyValueShape",
-    "LatentShape",
-    "PageNumbers",
-    "Part",
-    "Pieces",
-    "Placement",
-    "StateShape",
-    "StateTensor",
-    "block_nbytes_of",
-    "free_nbytes",
-    "num_blocks_that_fit",
-    "number_pages",
-    "pair_groups",
-    "parse_layout",
-    "place",
-]
 BLOCKS: Final = "B"
 PARTS: Final = "K"
 CONTENT: Final = "C"

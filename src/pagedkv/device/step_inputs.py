@@ -18,17 +18,6 @@ from pagedkv.device.table_arrays import BLOCK_SIZE, SpaceTables, TableArrays
 from pagedkv.device.tensors import require_numbers, require_tensor
 from pagedkv.errors import ConfigurationError, TensorError
 
-__all__ = [
-    "StateRanges",
-    "StateTable",
-    "StepInputs",
-    "page_list",
-    "page_table",
-    "state_blocks",
-    "state_tables",
-    "state_writes",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateTable:

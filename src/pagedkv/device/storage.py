@@ -35,8 +35,6 @@ from pagedkv.device.shapes import (
 from pagedkv.device.tensors import as_device
 from pagedkv.errors import ConfigurationError, StorageError
 
-__all__ = ["KVStorage", "KernelPages", "MemoryUser"]
-
 NOTHING: Final[Mapping[str, torch.Tensor]] = MappingProxyType({})
 
 

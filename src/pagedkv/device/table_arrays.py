@@ -51,19 +51,6 @@ from pagedkv.plan_buffer import (
     read_step_id,
 )
 
-__all__ = [
-    "HostTables",
-    "Run",
-    "SpaceTables",
-    "StagedWrites",
-    "TableArrays",
-    "TableGeometry",
-    "buffer_words",
-    "make_arrays",
-    "runs_of",
-    "views_of_arena",
-    "without_writes",
-]
 # Columns of ``geometry``.
 BASE: Final = 0  # word of the arena where the group's table begins
 WIDTH: Final = 1  # entries of a row

@@ -10,8 +10,6 @@ import torch
 
 from pagedkv.errors import DeviceUnavailableError, TensorError
 
-__all__ = ["as_device", "require_device", "require_numbers", "require_pinned", "require_slots", "require_tensor"]
-
 
 def as_device(device: "torch.device | str | int") -> torch.device:
     """Return a device with its index.

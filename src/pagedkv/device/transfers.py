@@ -30,7 +30,6 @@ from pagedkv.device.storage import KVStorage
 from pagedkv.device.tensors import require_numbers, require_slots, require_tensor
 from pagedkv.errors import BlockError, ConfigurationError, DeviceUnavailableError, NoHostPoolError, TensorError
 
-__all__ = ["CopyTicket", "Transfers", "copy_batch"]
 LIBRARY: Final = "libcuda.so.1"
 IN_STREAM_ORDER: Final = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 BESIDE_COMPUTE: Final = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE

@@ -41,8 +41,6 @@ from pagedkv.probe.probing import probe, require_supported
 from pagedkv.tiers.served import TierStatistics
 from pagedkv.warming import ATTENTION, make_ready, of_spaces, of_stores
 
-__all__ = ["LLM", "Prompt", "Tokenizer"]
-
 LOG: Final = logging.getLogger("pagedkv.engine")
 DEFAULT_TOKENS: Final = 16
 """Most tokens of an answer, for requests without params."""

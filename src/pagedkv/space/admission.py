@@ -60,20 +60,6 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import charge_hits, charge_to, keep_caps
 from pagedkv.space.windows import keep_prompt
 
-__all__ = [
-    "Admission",
-    "admission_status",
-    "allocate",
-    "allocate_prompt",
-    "allocate_row",
-    "answer_for_whole",
-    "append_drafts",
-    "as_policy",
-    "free_blocks_needed",
-    "make_fit",
-    "split_drafts",
-]
-
 
 class Admission(NamedTuple):
     """A request for admission.

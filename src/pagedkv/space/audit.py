@@ -60,8 +60,6 @@ from pagedkv.space.states import check_states, num_named_tokens
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import check_tenants
 
-__all__ = ["check_space"]
-
 
 def check_space(state: SpaceState, ledger: StepLedger) -> None:
     """Prove that pools, index, tables and moves agree. Raises AssertionError with the first contradiction."""

@@ -76,8 +76,6 @@ from pagedkv.space.state import (
 )
 from pagedkv.space.tenants import remove_tenant, require_limits, require_removable, set_tenant
 
-__all__ = ["BlockSpace"]
-
 
 class BlockSpace(SpaceView):
     """The KV-cache bookkeeping of one engine, by rows.

@@ -45,8 +45,6 @@ from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.windows import slide_to_end
 
-__all__ = ["count_shared_unsettled", "declare", "declare_planned", "mark_computed", "settle_blocks"]
-
 
 def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     """Count all known tokens of running rows as computed.

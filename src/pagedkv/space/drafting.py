@@ -66,24 +66,6 @@ from pagedkv.space.rows import (
 )
 from pagedkv.space.state import DraftTable, SpaceState
 
-__all__ = [
-    "accept_states",
-    "check_drafts",
-    "count_slots",
-    "free_slots",
-    "give_slots_back",
-    "grow_slots",
-    "make_current",
-    "most_open",
-    "num_slots_lacking",
-    "require_declarable",
-    "require_drafts",
-    "require_forkable",
-    "require_unknown",
-    "take_slots",
-    "why_drafts_stay",
-]
-
 
 def require_drafts(state: SpaceState, num_draft: int) -> None:
     """Raise TokenError for more drafts than a recurrent state can roll back."""

@@ -55,22 +55,6 @@ from pagedkv.space.rows import (
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
 
-__all__ = [
-    "as_epochs",
-    "as_next_epoch",
-    "begin_epoch",
-    "check_epochs",
-    "date_computed",
-    "date_declared",
-    "date_hit",
-    "date_load",
-    "date_moved",
-    "date_open",
-    "date_plan",
-    "epochs_of",
-    "spans_of",
-    "undate_rewound",
-]
 NOT_RECORDED: Final = -1
 
 

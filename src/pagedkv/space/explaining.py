@@ -83,48 +83,6 @@ from pagedkv.space.matching import follow
 from pagedkv.space.rows import BLOCK_SIZE, HIT_ALIGNMENT, NAME_IN_POOL, GroupArrays
 from pagedkv.space.state import BookArrays, Group, SpaceState
 
-__all__ = [
-    "AGE",
-    "CAUSE",
-    "CAUSE_OF_GHOST",
-    "FORGOTTEN",
-    "GENERATION",
-    "GROUP",
-    "HAS_TOKEN",
-    "NAMED",
-    "NEVER",
-    "NUM_FIELDS",
-    "NUM_HIT",
-    "NUM_TOKENS",
-    "OF_ROW",
-    "POSITION",
-    "TOKEN",
-    "Case",
-    "Finding",
-    "Lack",
-    "Verdict",
-    "cause_of_ghost",
-    "check_book",
-    "digest_behind",
-    "digest_of_first",
-    "digests_up_to",
-    "encoding_of",
-    "explain",
-    "explain_misses",
-    "explanation_of",
-    "find_fates",
-    "first_lack",
-    "first_lack_of_chains",
-    "is_bare",
-    "misses_of",
-    "name_of",
-    "new_book",
-    "open_case",
-    "record_explanation",
-    "record_miss",
-    "verdict_of",
-]
-
 
 class Case(NamedTuple):
     """A prompt whose hit is to be explained.

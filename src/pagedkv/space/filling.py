@@ -67,27 +67,6 @@ from pagedkv.space.rows import (
 from pagedkv.space.state import SpaceState, as_numbers, require_known, require_status
 from pagedkv.space.steps import InFlightStep, Samplers, StepLedger
 
-__all__ = [
-    "accept",
-    "accept_computed",
-    "advance",
-    "append_unknown",
-    "begin_unknown",
-    "count_unfilled",
-    "drop_unknown",
-    "drop_unsampled",
-    "fill",
-    "find_samplers",
-    "first_unfit_fill",
-    "forget_drafts",
-    "is_any_unlimited",
-    "lower_ranges",
-    "note_accepted",
-    "oldest_samplers",
-    "repeat_pending",
-    "replace_drafts",
-    "write_known",
-]
 NO_TOKENS: Final = np.zeros(0, np.int32)
 
 

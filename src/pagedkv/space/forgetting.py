@@ -41,8 +41,6 @@ from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.withdrawing import TAINTED, spread_taint
 
-__all__ = ["forget", "invalidate_memory"]
-
 
 def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
     """Drop the cached blocks of a prompt from position ``start`` on from the index; return how many blocks."""

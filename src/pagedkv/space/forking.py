@@ -52,8 +52,6 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import charge_to
 from pagedkv.space.truncating import missing_content, rewind_chains_of
 
-__all__ = ["branch", "branch_row", "fork", "fork_row", "inherit", "inherit_rows", "longest_prefix"]
-
 
 def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
     """Copy what new rows share with ``parent`` whatever its length. Their own lengths are set already."""

@@ -86,31 +86,6 @@ from pagedkv.space.state import Group, Needs, SpaceState, require_known, require
 from pagedkv.space.states import drop_tail_names
 from pagedkv.space.steps import StepLedger
 
-__all__ = [
-    "Growth",
-    "append",
-    "as_growth",
-    "collect_pending_writers",
-    "copy_block",
-    "count_copies",
-    "count_growth",
-    "dependency_start",
-    "extend",
-    "first_unfit_growth",
-    "grow",
-    "grow_rows",
-    "growth_shortage",
-    "hand_over",
-    "hand_over_blocks",
-    "last_pending_step",
-    "leave_blocks",
-    "leave_shared_blocks",
-    "lower_start",
-    "note_reliance",
-    "require_growth",
-    "stop_relying",
-]
-
 
 class Growth(NamedTuple):
     """What a batch of rows is to grow by. The counts are checked, the rows are not.

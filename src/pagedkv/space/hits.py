@@ -57,31 +57,6 @@ from pagedkv.space.rows import (
 )
 from pagedkv.space.state import Group, SpaceState
 
-__all__ = [
-    "NOTHING",
-    "NO_DIGESTS",
-    "NO_IDS",
-    "UNKNOWN_KEY",
-    "Beginning",
-    "Chain",
-    "Ending",
-    "Known",
-    "Lookup",
-    "PrefixHit",
-    "Prompt",
-    "Tail",
-    "collect_servable",
-    "digests_of_prefix",
-    "ending_at",
-    "extra_ids_of",
-    "find_block",
-    "holds_tokens",
-    "longest_servable",
-    "missing_block",
-    "prepare_prompt",
-    "require_beginning",
-]
-
 
 class Prompt(NamedTuple):
     """A prompt ready for matching.

@@ -38,8 +38,6 @@ from pagedkv.space.rows import AT, NUM_BLOCKS, RUNNING, STATUS
 from pagedkv.space.space_view import ObservedSpace
 from pagedkv.space.state import SpaceState
 
-__all__ = ["BlockDetails", "BlockState", "CachedPrefixes", "PoolCounts", "PoolMap", "SpaceInspection"]
-
 
 class BlockState(IntEnum):
     """What a block is at one moment; each block has one state."""

@@ -79,26 +79,6 @@ from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.space.tenants import charge_hits, charge_to, keep_caps
 from pagedkv.space.windows import shed_dropped
 
-__all__ = [
-    "allocate_loaded",
-    "as_block_ids",
-    "count_to_load",
-    "finish_load",
-    "freeze_loads",
-    "give_back",
-    "hold",
-    "load",
-    "load_that_continues",
-    "num_held",
-    "publish_loaded",
-    "release",
-    "take_ticket",
-    "take_to_load",
-    "tickets_out",
-    "undefined_tickets",
-    "unname_unfilled",
-]
-
 
 def load(
     state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int] | None, tenant: int

@@ -110,15 +110,6 @@ from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import longest_inside_intervals
 from pagedkv.space.steps import read_only
 
-__all__ = [
-    "find_known",
-    "follow",
-    "follow_all",
-    "longest_boundary",
-    "match_chain",
-    "match_prompt",
-]
-
 
 def match_prompt(state: SpaceState, prompt: Prompt, answer: PrefixHit | None = None) -> PrefixHit:
     """Find the longest prefix that every group can serve, at most ``n - 1`` tokens.

@@ -25,8 +25,6 @@ from pagedkv.space.space_view import ObservedSpace
 from pagedkv.space.state import Observers
 from pagedkv.space.steps import InFlightStep
 
-__all__ = ["MOMENTS", "SpaceObserver", "register"]
-
 
 class SpaceObserver:
     """An observer that does nothing; subclasses override the moments they need. Batches are int32 ``[rows]``."""

@@ -51,19 +51,6 @@ from pagedkv.space.rows import BLOCK_SIZE, NAME_IN_POOL, GroupArrays
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import ends_of_states, keys_of_tail, state_at
 
-__all__ = [
-    "beginning_behind",
-    "beginning_in_chain",
-    "begins_as_child",
-    "begins_behind",
-    "block_of",
-    "count_equal",
-    "follows",
-    "is_source",
-    "longest_inside_blocks",
-    "tail_behind",
-    "tail_in_chain",
-]
 MOST_ROUNDS: Final = 8  # most rounds for groups to agree on a hit inside blocks; bounds the cost of a match
 
 

@@ -109,29 +109,6 @@ from pagedkv.space.states import name_states
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.space.windows import slide_after
 
-__all__ = [
-    "abort",
-    "acknowledge",
-    "collect_firsts",
-    "collect_new",
-    "collect_ranges",
-    "collect_starts",
-    "collect_touched",
-    "collect_unknown",
-    "collect_writes",
-    "count_pages",
-    "find_holders",
-    "page_lists",
-    "plan_step",
-    "renew_new",
-    "renew_new_blocks",
-    "renew_pending",
-    "settle",
-    "slot_mapping",
-    "write_pages",
-    "write_slots",
-]
-
 
 def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     """Close the open step. O(touched rows + changed table entries)."""

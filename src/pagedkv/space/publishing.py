@@ -65,21 +65,6 @@ from pagedkv.space.rows import (
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 
-__all__ = [
-    "INDEX",
-    "NUM_DUPLICATE_FIELDS",
-    "copy_new_digests",
-    "count_unpublished",
-    "digest_new_blocks",
-    "merge",
-    "merge_duplicates",
-    "publish",
-    "publish_new_blocks",
-    "rewind_tail",
-    "tag",
-    "tag_blocks",
-]
-
 
 def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     """Digest and publish every full block of accepted tokens that these rows have completed, within their limits."""

@@ -35,7 +35,6 @@ from pagedkv.space.rows import (
 )
 from pagedkv.space.steps import InFlightStep
 
-__all__ = ["ReceiptBook", "charge_blocks", "charge_step"]
 NOT_ON_HOST: Final = -1
 
 

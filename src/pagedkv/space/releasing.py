@@ -61,24 +61,6 @@ from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.windows import carrier_of, keep_what_leaves
 
-__all__ = [
-    "NO_OUTPUTS",
-    "Leaving",
-    "advance",
-    "as_lease_end",
-    "as_leaving",
-    "as_time",
-    "blocks_of",
-    "count_leaving",
-    "free",
-    "lease_blocks",
-    "lease_hit",
-    "lease_row",
-    "release_rows",
-    "require_leases",
-    "reset_prefix_cache",
-    "supersede",
-]
 NO_OUTPUTS: Final = np.zeros(0, np.int32)
 """The argument if the numbers of generated tokens are unknown for all rows."""
 

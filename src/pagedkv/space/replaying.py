@@ -51,15 +51,6 @@ from pagedkv.space.rows import (
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
 
-__all__ = [
-    "begin_replay",
-    "check_replays",
-    "longest_with_replay",
-    "num_replayed",
-    "why_replay_stays",
-    "without_inexact",
-]
-
 
 class _Extent(NamedTuple):
     """The extent of a replay for a hit of some length.

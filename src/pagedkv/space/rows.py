@@ -48,30 +48,6 @@ from pagedkv.contract.spec import (
     num_sink_tokens,
 )
 
-__all__ = [
-    "GroupArrays",
-    "block_index",
-    "blocks_for",
-    "charge_to_tenant_of_row",
-    "clear_changes",
-    "clear_rows",
-    "cut_changes",
-    "first_block_of_hit",
-    "first_needed_token",
-    "first_sure_block",
-    "first_unfilled",
-    "first_unfit_row",
-    "is_ascending",
-    "is_unfilled",
-    "new_draft_arrays",
-    "new_group_arrays",
-    "new_rows",
-    "note_change",
-    "release_or_shed",
-    "rule_of",
-    "serves",
-    "touch",
-]
 # Columns common to all groups.
 STATUS: Final = 0
 NUM_TOKENS: Final = 1

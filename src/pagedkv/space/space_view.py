@@ -45,8 +45,6 @@ from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.space.stored_blocks import StoredBlock
 from pagedkv.space.tenants import TenantRoom
 
-__all__ = ["ObservedSpace", "SpaceView"]
-
 
 class SpaceView:
     """The read-only methods of a block space that do not prepare an operation."""

@@ -89,28 +89,6 @@ from pagedkv.space.rows import (
     new_rows,
 )
 
-__all__ = [
-    "NEW_PLACE",
-    "Arrival",
-    "BookArrays",
-    "Checkpoints",
-    "DraftTable",
-    "Group",
-    "Needs",
-    "Observers",
-    "Places",
-    "Room",
-    "SpaceState",
-    "TailNote",
-    "as_num_outputs",
-    "as_num_reached",
-    "as_numbers",
-    "as_step_id",
-    "has_unknown",
-    "require_known",
-    "require_known_prefix",
-    "require_status",
-]
 NO_LANE: Final = -1
 STEPS_BEFORE_RENUMBERING: Final = 2**30
 MOST_FORMER_EPOCHS: Final = 4  # for explanations

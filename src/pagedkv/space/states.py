@@ -63,21 +63,6 @@ from pagedkv.space.rows import (
 from pagedkv.space.state import Checkpoints, Group, SpaceState, TailNote
 from pagedkv.space.steps import InFlightStep
 
-__all__ = [
-    "check_states",
-    "drop_tail_names",
-    "ends_of_states",
-    "find_tail",
-    "keys_of_tail",
-    "longest_inside_intervals",
-    "name_states",
-    "name_tail",
-    "num_named_tokens",
-    "resume",
-    "state_at",
-    "surrender",
-]
-
 
 def num_named_tokens(state: SpaceState, pool: BlockPool, block: int) -> int | None:
     """Return how many tokens a cached block is named for, if it is a state kept inside an interval; else None."""

@@ -18,8 +18,6 @@ from pagedkv.space.loading import num_held
 from pagedkv.space.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
 from pagedkv.space.state import SpaceState
 
-__all__ = ["PoolStatistics", "SpaceStatistics", "take_statistics"]
-
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:

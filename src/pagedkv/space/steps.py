@@ -17,8 +17,6 @@ from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.spec import StepId
 from pagedkv.errors import StepError
 
-__all__ = ["InFlightStep", "Moves", "OpenMoves", "Samplers", "StepLedger", "read_only"]
-
 NO_SEQUENCE: Final = -1
 Moves = dict[int, int]  # destination -> source, in order
 

@@ -19,8 +19,6 @@ from pagedkv.space.epochs import epochs_of
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import num_named_tokens
 
-__all__ = ["StoredBlock", "contents_of", "list_stored", "look_up"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBlock:

@@ -81,18 +81,6 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import charge_to, keep_caps
 from pagedkv.space.windows import keep_what_leaves, shed_dropped
 
-__all__ = [
-    "arrive",
-    "as_next_counts",
-    "claim_twins",
-    "move_rows",
-    "name_moved",
-    "survey",
-    "swap_in",
-    "swap_in_status",
-    "swap_out",
-    "swap_out_status",
-]
 PoolOf = Callable[[Group], BlockPool]
 
 

@@ -30,18 +30,6 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.space.rows import NUM_TOKENS, STATUS, TENANT, VACANT, blocks_for
 from pagedkv.space.state import NEW_PLACE, Arrival, Needs, Places, Room, SpaceState
 
-__all__ = [
-    "VACANT_NUMBER",
-    "TenantRoom",
-    "charge_hits",
-    "charge_to",
-    "check_tenants",
-    "keep_caps",
-    "remove_tenant",
-    "require_limits",
-    "require_removable",
-    "set_tenant",
-]
 VACANT_NUMBER: Final = ""
 """Stands for the name of a tenant that was removed, until another one gets its number."""
 

@@ -53,21 +53,6 @@ from pagedkv.space.rows import (
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 
-__all__ = [
-    "CONTENT_GONE",
-    "HIT_UNCOMPUTED",
-    "SHARED",
-    "STATE_ADVANCED",
-    "accept",
-    "first_unfit_length",
-    "missing_content",
-    "obstacle",
-    "rewind_chains",
-    "rewind_chains_of",
-    "shrink",
-    "truncate",
-]
-
 
 def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: Int64Array) -> None:
     """Roll rows back to given lengths and accept the remaining tokens.

@@ -88,22 +88,6 @@ from pagedkv.space.rows import (
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
 
-__all__ = [
-    "carrier_of",
-    "keep",
-    "keep_ends",
-    "keep_prompt",
-    "keep_what_leaves",
-    "move_boundary",
-    "move_end_on",
-    "note_junction",
-    "shed_dropped",
-    "shed_unkept",
-    "slide",
-    "slide_after",
-    "slide_to_end",
-]
-
 
 def slide_after(state: SpaceState, step: InFlightStep) -> None:
     """Release the blocks that the rows of a step that has run, and rows that waited for it, no longer need."""

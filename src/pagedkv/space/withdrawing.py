@@ -69,22 +69,6 @@ from pagedkv.space.rows import (
 )
 from pagedkv.space.state import Group, SpaceState
 
-__all__ = [
-    "Bad",
-    "Extent",
-    "Taint",
-    "as_bytes",
-    "block_in_chain",
-    "count_in",
-    "digests_of_row",
-    "is_on_host",
-    "name_bad",
-    "pool_of",
-    "spread",
-    "spread_taint",
-    "taint_of_beginnings",
-    "withdraw",
-]
 TOKEN_NBYTES: Final = 4
 
 

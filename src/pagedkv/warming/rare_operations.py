@@ -12,17 +12,6 @@ from pagedkv.contract.spec import Row, keeps_state
 from pagedkv.errors import TokenError, TruncationError
 from pagedkv.space import BlockSpace
 
-__all__ = [
-    "branch",
-    "continue_in_the_block_itself",
-    "continue_in_the_state_itself",
-    "refuse_drafts",
-    "refuse_rolling_back",
-    "share_open_blocks",
-    "step",
-    "write_over_kept_states",
-]
-
 PROMPT = tuple(range(1, 20))
 
 

@@ -11,8 +11,6 @@ from pagedkv.warming.rehearsals import Rehearsal
 from pagedkv.warming.stamps import num_stamped
 from pagedkv.warming.warm_up import compile_all
 
-__all__ = ["make_ready"]
-
 
 @cache
 def make_ready(*rehearsals: Rehearsal) -> None:

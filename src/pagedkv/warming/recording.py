@@ -10,8 +10,6 @@ from typing import cast
 from pagedkv.compilation.requests import RECORDED, RECORDING, Request
 from pagedkv.warming.rehearsals import Rehearsal
 
-__all__ = ["recorded"]
-
 
 def recorded(rehearsals: Sequence[Rehearsal]) -> list[Request]:
     """Run the rehearsals in another process; return the loop calls that they recorded, in order.

@@ -35,8 +35,6 @@ from pagedkv.warming.rare_operations import (
 )
 from pagedkv.warming.rehearsals import FEATURES
 
-__all__ = ["rehearse"]
-
 PROMPT = tuple(range(1, 20))
 
 

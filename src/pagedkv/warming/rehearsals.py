@@ -12,19 +12,6 @@ from typing import Final
 from pagedkv.blocks.eviction.registry import DEFAULT, policy_named
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER
 
-__all__ = [
-    "ATTENTION",
-    "FEATURES",
-    "NO_FEATURES",
-    "ROUTING",
-    "Rehearsal",
-    "all_of",
-    "of_curves",
-    "of_model_curves",
-    "of_spaces",
-    "of_stores",
-]
-
 FEATURES: Final = "features"
 NO_FEATURES: Final = "no features"
 """The argument of a rehearsal of spaces: whether their pools have features."""

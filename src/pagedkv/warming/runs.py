@@ -11,8 +11,6 @@ from typing import final
 
 from pagedkv.compilation.requests import Request
 
-__all__ = ["Runs"]
-
 
 @final
 class Runs:

@@ -8,8 +8,6 @@ from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
 from pagedkv.compilation.targets import Processor, own_processor, runnable
 from pagedkv.warming.rehearsals import Rehearsal
 
-__all__ = ["num_stamped", "stamp"]
-
 
 def num_stamped(rehearsal: Rehearsal) -> int | None:
     """Return the number of loops that were compiled with a rehearsal's; None: not all of its own were.

@@ -22,8 +22,6 @@ from pagedkv.warming.rehearsals import Rehearsal, all_of
 from pagedkv.warming.runs import Runs
 from pagedkv.warming.stamps import stamp
 
-__all__ = ["WarmUp", "compile_all", "warm_up"]
-
 DONE: Final = b"done\n"
 
 

@@ -29,8 +29,6 @@ from pagedkv.device.kernels.inputs import TokenSide
 from pagedkv.device.kernels.reference import write_tokens as write_tokens_plainly
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["CPUBackend", "LayerMemory", "attend_to"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMemory:

@@ -19,8 +19,6 @@ import numpy as np
 from pagedkv.compilation.compiled import compiled_sums, inlined_sums, unsigned
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint16Array
 
-__all__ = ["Pool", "decode_attention", "write_tokens"]
-
 Pool: TypeAlias = tuple[Float32Array, Uint16Array]
 """One memory, seen as floats and as the bits of bfloat16."""
 ONE: Final = np.uintp(1)

@@ -45,8 +45,6 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
 
-__all__ = ["ADAPTIVE"]
-
 # Bits of a block's rank.
 PROTECTED: Final = 1
 REUSED: Final = 2

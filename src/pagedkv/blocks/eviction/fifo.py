@@ -34,8 +34,6 @@ from pagedkv.blocks.free_queue import insert_before
 from pagedkv.blocks.record import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, FeaturedArrays, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 
-__all__ = ["FIFO"]
-
 # Columns of the table, which has a row for every block. 0, the id of the null block, which has no rank, means none.
 OLDER: Final = 0
 YOUNGER: Final = 1

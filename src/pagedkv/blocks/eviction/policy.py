@@ -35,28 +35,6 @@ from pagedkv.compilation.choice import chosen_by_policy
 from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
-__all__ = [
-    "FETCHED_AHEAD",
-    "LRU",
-    "TABLE_FIELDS",
-    "Check",
-    "EvictionPolicy",
-    "PolicyMoments",
-    "PolicyState",
-    "check_cold",
-    "choose_victim",
-    "enqueue",
-    "expect",
-    "no_state",
-    "note_claim",
-    "note_drop",
-    "note_eviction",
-    "note_name",
-    "note_recomputed",
-    "note_request",
-    "note_reuse",
-    "put_last",
-]
 FETCHED_AHEAD: Final = 4  # blocks: enough to hide the latency of memory, few enough to be fetched at the same time
 TABLE_FIELDS: Final = 2
 Hook: TypeAlias = Callable[[PoolArrays, int], None]

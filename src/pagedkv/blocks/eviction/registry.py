@@ -11,7 +11,6 @@ from pagedkv.blocks.eviction.policy import LRU, EvictionPolicy
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["DEFAULT", "POLICIES", "policy_named", "require_listed"]
 _ALL: Final = (
     LRU,
     ADAPTIVE,

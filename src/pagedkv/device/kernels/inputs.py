@@ -40,33 +40,6 @@ import torch
 from pagedkv.contract.arguments import as_count
 from pagedkv.errors import ConfigurationError
 
-__all__ = [
-    "FACTORS",
-    "GAMMA",
-    "ITEM_WORDS",
-    "LEAST_EXTENT",
-    "MERGE_WORDS",
-    "MOST_COMMON",
-    "NO_PARTIAL",
-    "NO_TOKEN",
-    "NUM_COUNTS",
-    "SEES_ALL",
-    "SHIFTS",
-    "SPANS",
-    "TILE_WORDS",
-    "UNUSED_BITS",
-    "AttentionTiling",
-    "Draws",
-    "Filters",
-    "PagedLayer",
-    "PagedRows",
-    "Reading",
-    "StateSide",
-    "TokenSide",
-    "WorkList",
-    "num_processors",
-    "tiling_for",
-]
 TILE_WORDS: Final = 10
 """Words of a tile: place, first token, number of queries, position of the first query, first key, state, spans, tiles
 of its queries before it, their number, and the queries of split rows before it. The state is 1 if it is the last of its

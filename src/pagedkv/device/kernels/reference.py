@@ -63,24 +63,6 @@ from pagedkv.device.table_arrays import (
 )
 from pagedkv.plan_buffer import LENGTH, NUM_WORDS, OFFSET, STEP_HIGH, STEP_LOW, padded
 
-__all__ = [
-    "FP8_LARGEST",
-    "attend_rows",
-    "copy_blocks",
-    "draw_tokens",
-    "find_least",
-    "gather_rows",
-    "list_work",
-    "map_slots",
-    "noise_words",
-    "pull_packet",
-    "read_states",
-    "step_tables",
-    "write_states",
-    "write_tokens",
-    "zero_blocks",
-]
-
 
 def attend_rows(  # noqa: PLR0913, PLR0917 - the work, the layer, the rows, inputs and outputs
     work: WorkList,

@@ -8,8 +8,6 @@ import torch
 from pagedkv.device.kernels import reference
 from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 
-__all__ = ["KernelChoice", "kernels_for"]
-
 KernelChoice: TypeAlias = Literal["auto", "torch", "triton"]
 
 

@@ -41,23 +41,6 @@ from pagedkv.blocks.record import CLOCK_US, HAS_CLOCK, PoolArrays, aligned_zeros
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Float64Array, Int32Array, Int64Array
 
-__all__ = [
-    "age_in_refs",
-    "age_in_seconds",
-    "age_since",
-    "bin_of_refs",
-    "bin_of_seconds",
-    "bit_length",
-    "leaf_a",
-    "leaf_b",
-    "leaf_f",
-    "new_arrays",
-    "num_remembered",
-    "output_of",
-    "pack",
-    "ticks_now",
-    "uses_of",
-]
 # Columns of a block's row.
 RUN: Final = 0  # serial of its latest run; negated once the block was requested; 0: none
 NUM_CHILDREN: Final = 1  # free cached children,

@@ -82,7 +82,6 @@ from pagedkv.blocks.record import PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined, inlined_sums, unsigned
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array
 
-__all__ = ["count_requested", "learn", "make_curves", "note_requested", "pass_bins"]
 MOST_PASSED: Final = 640  # runs and bins in one request
 BINS_A_REQUEST: Final = 17  # an eighth of them: some runs leave each bin between two visits, so few visits are in vain
 

@@ -108,7 +108,6 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Int64Array
 
-__all__ = ["HAZARD", "OF_LRU", "draw", "value_of"]
 MOST_OF_ONE_RUN: Final = 64
 OF_LRU: Final = -1  # in place of a run: the first block in the order of release is evicted
 WORTHLESS: Final = -1e30  # of a leaf of a removed run

@@ -100,27 +100,6 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
 from pagedkv.contract.arrays import Int32Array, Int64Array
 
-__all__ = [
-    "NO_RUN",
-    "begin_run_aside",
-    "begin_runs",
-    "count_against_lru",
-    "fetch_ghosts",
-    "fetch_next",
-    "forget_oldest",
-    "join_cached",
-    "judge_doubtful",
-    "leave_cached",
-    "leave_ghost",
-    "leave_run",
-    "lies_within",
-    "live_parent",
-    "move_horizon",
-    "note_departure",
-    "num_departures",
-    "slot_of",
-    "take_ghost",
-]
 MOST_MOVED: Final = 64  # runs that the horizon passes at once
 REFS_A_BLOCK: Final = 400  # a quarter of a percent of the blocks served may be lost,
 BLOCKS_A_BLOCK: Final = 32  # and this part of the pool

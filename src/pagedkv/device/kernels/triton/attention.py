@@ -9,8 +9,6 @@ from pagedkv.device.kernels.triton.launching import Launch
 from pagedkv.device.kernels.triton.merging import merge_spans
 from pagedkv.device.kernels.triton.prompting import attend_items
 
-__all__ = ["attend_rows"]
-
 
 def attend_rows(
     work: WorkList,

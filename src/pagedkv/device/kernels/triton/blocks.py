@@ -9,8 +9,6 @@ import triton.language as tl
 
 from pagedkv.device.shapes import Pieces
 
-__all__ = ["copy_blocks", "zero_blocks"]
-
 CHUNK_NBYTES: Final = 32 * 1024
 """Bytes that one program copies: 16 blocks of 2 MiB take 1,024 programs."""
 VECTOR_NBYTES: Final = 16

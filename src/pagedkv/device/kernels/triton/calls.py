@@ -14,8 +14,6 @@ from pagedkv.device.kernels.triton.words import (
 )
 from pagedkv.device.table_arrays import TableArrays
 
-__all__ = ["gather_rows", "map_slots"]
-
 PLACE_TILE = 2048
 TOKEN_TILE = 512
 

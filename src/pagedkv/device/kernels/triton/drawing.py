@@ -20,8 +20,6 @@ from pagedkv.device.kernels.inputs import (
     Draws,
 )
 
-__all__ = ["draw_tokens", "noise_words"]
-
 GAMMA = tl.constexpr(GAMMA_)
 FIRST_FACTOR, SECOND_FACTOR = (tl.constexpr(factor) for factor in FACTORS_)
 FIRST_SHIFT, SECOND_SHIFT, THIRD_SHIFT = (tl.constexpr(shift) for shift in SHIFTS_)

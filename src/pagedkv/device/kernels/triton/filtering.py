@@ -25,8 +25,6 @@ import triton.language as tl
 
 from pagedkv.device.kernels.inputs import Filters
 
-__all__ = ["find_least"]
-
 TILE: Final = 4096
 WARPS: Final = 16
 ROOM: Final = 2048

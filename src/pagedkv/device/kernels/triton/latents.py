@@ -31,8 +31,6 @@ from pagedkv.device.kernels.inputs import (
 )
 from pagedkv.device.kernels.triton.launching import Launch, are_tokens_far
 
-__all__ = ["attend_latent_items", "can_serve"]
-
 ITEM_WORDS = tl.constexpr(ITEM_WORDS_)
 NO_PARTIAL = tl.constexpr(NO_PARTIAL_)
 ROWS: Final = 64

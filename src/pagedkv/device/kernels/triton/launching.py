@@ -10,8 +10,6 @@ import triton
 from pagedkv.device.kernels.inputs import LEAST_EXTENT, PagedLayer, WorkList, num_processors
 from pagedkv.device.kernels.triton.overlapping import may_overlap
 
-__all__ = ["Launch", "are_tokens_far"]
-
 FAR: Final = 2**31
 """From this number of elements on, offsets need more than 32 bits."""
 

@@ -22,8 +22,6 @@ from pagedkv.device.kernels.inputs import (
 )
 from pagedkv.device.kernels.triton.overlapping import launch_options, may_overlap
 
-__all__ = ["list_work"]
-
 ITEM_WORDS = tl.constexpr(ITEM_WORDS_)
 TILE_WORDS = tl.constexpr(TILE_WORDS_)
 MERGE_WORDS = tl.constexpr(MERGE_WORDS_)

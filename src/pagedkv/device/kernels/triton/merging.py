@@ -11,8 +11,6 @@ from pagedkv.device.kernels.inputs import MERGE_WORDS as MERGE_WORDS_, WorkList
 from pagedkv.device.kernels.triton.launching import Launch
 from pagedkv.device.kernels.triton.overlapping import launch_options
 
-__all__ = ["merge_spans"]
-
 MERGE_WORDS = tl.constexpr(MERGE_WORDS_)
 LOG2_E = tl.constexpr(1.4426950408889634)
 PROGRAMS: Final = 32

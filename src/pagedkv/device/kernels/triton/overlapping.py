@@ -9,8 +9,6 @@ from typing import Final
 
 import torch
 
-__all__ = ["launch_options", "may_overlap"]
-
 HOPPER: Final = (9, 0)
 
 

@@ -47,8 +47,6 @@ from pagedkv.device.kernels.triton.words import (
 )
 from pagedkv.device.table_arrays import TableArrays
 
-__all__ = ["pull_packet", "step_of"]
-
 COPY_PROGRAMS = 24
 COPY_TILE = 1024
 ROW_TILE = 1024

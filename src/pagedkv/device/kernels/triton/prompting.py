@@ -21,8 +21,6 @@ from pagedkv.device.kernels.triton.launching import Launch
 from pagedkv.device.kernels.triton.overlapping import launch_options
 from pagedkv.device.kernels.triton.scores import capped, divisor, is_seen, may_be_seen, share_beside_sink, weigh
 
-__all__ = ["attend_items"]
-
 ITEM_WORDS = tl.constexpr(ITEM_WORDS_)
 NO_PARTIAL = tl.constexpr(NO_PARTIAL_)
 

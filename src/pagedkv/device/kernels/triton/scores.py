@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-__all__ = ["capped", "divisor", "is_seen", "may_be_seen", "share_beside_sink", "weigh"]
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

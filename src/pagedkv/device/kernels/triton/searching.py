@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-__all__ = ["last_at_most"]
-
 
 @triton.jit
 def last_at_most(values, count, wanted, is_identity):

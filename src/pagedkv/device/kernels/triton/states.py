@@ -9,8 +9,6 @@ import triton.language as tl
 
 from pagedkv.device.kernels.inputs import StateSide
 
-__all__ = ["read_states", "write_states"]
-
 WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types that elements are copied as, so that the bits of a NaN do not change."""
 CHUNK: Final = 4096

@@ -47,8 +47,6 @@ from pagedkv.device.kernels.triton.words import (
 )
 from pagedkv.device.table_arrays import TableArrays
 
-__all__ = ["step_tables"]
-
 # There are many small programs, since larger ones would need too many registers to copy rows to their places. 1,024
 # rows of 131k tokens in four groups that all have new places take 109 us; with tiles of 2,048 entries and 8 places per
 # program they take 301 us, and decode steps are equally fast.

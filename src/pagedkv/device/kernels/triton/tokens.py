@@ -12,8 +12,6 @@ from pagedkv.device.kernels.inputs import TokenSide
 from pagedkv.device.kernels.reference import FP8_LARGEST
 from pagedkv.device.kernels.triton.overlapping import launch_options, may_overlap
 
-__all__ = ["write_tokens"]
-
 WIDEST: Final = 4096
 """Most elements of a token that a program holds at once."""
 MANY: Final = 512

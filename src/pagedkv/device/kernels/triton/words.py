@@ -47,45 +47,6 @@ from pagedkv.plan_buffer import (
     STEP_LOW as STEP_LOW_,
 )
 
-__all__ = [
-    "ALIGNMENT",
-    "ARE_DECODES",
-    "ARE_SINGLE",
-    "BASE",
-    "BLOCK_SIZE",
-    "ENTRIES_AT",
-    "ENTRIES_LINE",
-    "HAS_SLOTS",
-    "LAST_WORDS",
-    "LENGTH",
-    "NOW",
-    "NO_FIRST",
-    "NUM_COLUMNS",
-    "NUM_ENTRIES",
-    "NUM_HEADS",
-    "NUM_RANGES",
-    "NUM_ROWS",
-    "NUM_RUNS",
-    "NUM_RUN_COLUMNS",
-    "NUM_TOKENS",
-    "NUM_WORDS",
-    "OFFSET",
-    "PADDED_TO",
-    "PULLED",
-    "RANGES_AT",
-    "ROWS_AT",
-    "RUNS_AT",
-    "RUNS_LINE",
-    "RUN_COUNT",
-    "RUN_FIRST",
-    "RUN_START",
-    "STARTS_LINE",
-    "STEP_LOW",
-    "UNKNOWNS_AT",
-    "UNKNOWN_AT",
-    "WIDTH",
-]
-
 ARE_DECODES = tl.constexpr(ARE_DECODES_)
 ARE_SINGLE = tl.constexpr(ARE_SINGLE_)
 BASE = tl.constexpr(BASE_)
