@@ -168,8 +168,8 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     numbers["publish limits"] = state.publish_limits.copy()
     numbers["clock"] = np.array([int(1000 * state.now_s)])
     numbers["frozen loads"] = np.array([loading.is_frozen for loading in state.loads.values()], np.bool_)
-    if not isinstance(state.weights_epoch, str):
-        numbers["epoch"] = np.array(state.weights_epoch)
+    if not isinstance(state.weights.epoch, str):
+        numbers["epoch"] = np.array(state.weights.epoch)
     numbers["vacant rows"] = np.array(state.vacant_rows)
     numbers["extra keys"] = np.array(len(state.extra_keys))
     if state.receipts is not None:

@@ -319,7 +319,7 @@ def _begin_publishing(
         return
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         chains[row] = _chain_behind(state, lane, prompt, hit) if hit.num_tokens else ROOT_WORDS
-    if prompt.has_extra_keys(state.identity_epoch):
+    if prompt.has_extra_keys(state.weights.identity):
         _tag(state, row, prompt)
     if state.replaying_groups:
         begin_replay(state, row, prompt, hit)

@@ -72,15 +72,15 @@ def as_next_epoch(state: SpaceState, weights_epoch: object) -> int:
 
 
 def _current(state: SpaceState) -> int:
-    assert not isinstance(state.weights_epoch, str)
-    return state.weights_epoch
+    assert not isinstance(state.weights.epoch, str)
+    return state.weights.epoch
 
 
 def begin_epoch(state: SpaceState, epoch: int) -> None:
     """Begin an epoch: blocks too old to be hit leave the prefix index, and rows that hold any are frozen."""
     bound = epoch - state.config.max_epoch_lag
     with state.changing:
-        state.weights_epoch = epoch
+        state.weights.epoch = epoch
         for pool in state.all_pools:
             pool.arrays.epochs[:1] = epoch
             if state.config.prefix_caching:

@@ -259,7 +259,7 @@ def _from_ghosts(case: Case, lack: Lack) -> Verdict | None:
 
 def _ghost_of_earlier_epoch(case: Case, group: Group) -> tuple[MissCause, int] | None:
     """Return how long ago the prompt's first block left the cache, if a ghost of it under an earlier epoch is left."""
-    for epoch in case.state.former_epochs:
+    for epoch in case.state.weights.former:
         ghost = _ghost(group, digest_of_first(case.prompt, epoch, group.block_size))
         if ghost is not None:
             return MissCause.OTHER_EPOCH, ghost[1]
@@ -492,7 +492,7 @@ def is_bare(state: SpaceState, hit: PrefixHit) -> bool:
     """Return whether the block behind a hit has no extra keys of its own, and no earlier epoch matters for it."""
     if hit.num_tokens:
         return not hit.prompt.keys.media
-    return not state.former_epochs and not hit.prompt.has_extra_keys(state.identity_epoch)
+    return not state.weights.former and not hit.prompt.has_extra_keys(state.weights.identity)
 
 
 def digests_up_to(case: Case, group: Group, num_blocks: int, known: Uint32Array = NO_DIGESTS) -> Uint32Array:
@@ -555,7 +555,7 @@ def _in_words(digest: bytes) -> Uint32Array:
 
 def encoding_of(case: Case, group: Group, index: int) -> bytes:
     """Return the encoded extra keys of a logical block of the prompt."""
-    keys, epoch = case.prompt.keys, case.state.identity_epoch
+    keys, epoch = case.prompt.keys, case.state.weights.identity
     if not case.prompt.has_extra_keys(epoch):
         return b""
     return keys_of_blocks(keys, epoch, group.block_size, index, index + 1).get(index, b"")

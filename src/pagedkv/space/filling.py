@@ -85,7 +85,7 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
     if state.is_recurrent:
         require_unknown(state, growth.batch, growth.counts)
     growth = growth._replace(is_unknown=True)
-    batch, rows, accepted = growth.batch, state.rows, state.accepted_scratch
+    batch, rows, accepted = growth.batch, state.rows, state.scratch.accepted
     has_drafts = state.loops[note_accepted](rows, state.num_known, batch, accepted)
     if has_drafts:
         _require_judged_drafts(state, ledger, growth)
@@ -208,7 +208,7 @@ def fill(
     with state.changing:
         for group in state.cached_groups if state.config.prefix_caching else ():
             state.loops[write_known](group.pool.arrays, group.arrays, state.num_known, batch, numbers, tokens)
-        refused = state.refused_scratch
+        refused = state.scratch.refused
         before = state.rows[batch, NUM_ACCEPTED] if state.draft_tables else None
         num_refused, any_accepted = state.loops[advance](
             state.groups[0].pool.arrays,
@@ -237,7 +237,7 @@ def fill(
 def _as_numbers(state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | None, tokens: Int32Array) -> Int32Array:
     """Check how many tokens each row gets; None means one each."""
     if counts is None and len(batch) == len(tokens):
-        return state.ones[: len(batch)]
+        return state.scratch.ones[: len(batch)]
     return as_numbers(batch, counts, len(tokens))
 
 
@@ -329,7 +329,7 @@ def _require_own(state: SpaceState, batch: Int32Array, firsts: Int32Array, stops
 
 def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     """Accept the known tokens that an acknowledged step computed, and publish full blocks of them."""
-    full_rows = state.row_scratch
+    full_rows = state.scratch.rows
     before = state.rows[step.rows, NUM_ACCEPTED] if state.draft_tables else None
     num_full, num_unfilled = state.loops[accept_computed](
         state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns, full_rows

@@ -149,9 +149,9 @@ def as_growth(
     assert isinstance(num_draft, int)
     if num_draft and state.is_recurrent:
         require_drafts(state, num_draft)
-    starts = state.start_scratch[: len(batch)]
+    starts = state.scratch.starts[: len(batch)]
     if counts is None:
-        growth = Growth(batch, starts, state.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
+        growth = Growth(batch, starts, state.scratch.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
         return growth if drafts is None else growth._replace(drafts=drafts)
     growing = as_counts(counts, len(batch), "counts")
     most = int(growing.max(initial=0))
@@ -225,7 +225,7 @@ def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
     needed = {name: np.zeros(num_tenants, np.int64) for name in state.pools}
     kept = {name: np.zeros(num_tenants, np.int64) for name in state.pools}
     for group in state.groups:
-        name, writers = group.pool.name, state.row_scratch
+        name, writers = group.pool.name, state.scratch.rows
         num_writers = _count_growth(state, group, growth, needed[name])
         if num_writers and group.arrays.parameters[NUM_DRAFT_STATES] and not growth.is_unknown:
             num_writers = _count_writers(state, group, growth)
@@ -256,7 +256,7 @@ def _count_growth(state: SpaceState, group: Group, growth: Growth, num_new: Int6
         growth.batch,
         growth.counts,
         growth.num_lookahead,
-        state.row_scratch,
+        state.scratch.rows,
         num_new,
     )
 
@@ -322,7 +322,7 @@ def grow(
     if ledger.shares_pending:
         leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
     first_copies: list[tuple[int, int]] = []
-    scratch, any_full = state.copy_scratch, 0
+    scratch, any_full = state.scratch.copies, 0
     for part, mine in ((growth, tokens),) if growth.drafts is None else growth.parts(tokens):
         if state.draft_tables:
             grow_slots(state, part.batch, part.counts, part.num_draft, is_unknown=part.is_unknown)

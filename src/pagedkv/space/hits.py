@@ -345,7 +345,7 @@ def require_beginning(whole: Int32Array, tokens: Int32Array) -> None:
 
 def extra_ids_of(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Int32Array:
     """Ids of the extra keys of the first blocks, without trailing zeros; -1 for a key that no block has."""
-    epoch = state.identity_epoch
+    epoch = state.weights.identity
     if not prompt.has_extra_keys(epoch):
         return NO_IDS
     encodings = keys_of_blocks(prompt.keys, epoch, block_size, 0, num_blocks)

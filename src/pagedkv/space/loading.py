@@ -150,7 +150,7 @@ def _take(state: SpaceState, ledger: StepLedger, prompt: Prompt, hit: PrefixHit)
     """Take the blocks behind a hit, and a ticket in each pool for all blocks."""
     encodings = [
         keys_of_blocks(
-            prompt.keys, state.identity_epoch, lane[0].block_size, 0, len(prompt.tokens) // lane[0].block_size
+            prompt.keys, state.weights.identity, lane[0].block_size, 0, len(prompt.tokens) // lane[0].block_size
         )
         for lane in state.lanes
     ]

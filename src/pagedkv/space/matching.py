@@ -137,7 +137,7 @@ def match_prompt(state: SpaceState, prompt: Prompt, answer: PrefixHit | None = N
 def _match_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
     """Match a prompt in the only group with prefix caching, which keeps whole prefixes."""
     most = prompt.num_hittable // group.block_size
-    is_plain = prompt.keys is NO_KEYS and not state.weights_epoch  # the common case: this check takes 0.06 us, not 0.2
+    is_plain = prompt.keys is NO_KEYS and not state.weights.epoch  # the common case: this check takes 0.06 us, not 0.2
     extra_ids = NO_IDS if is_plain else extra_ids_of(state, prompt, group.block_size, most)
     found, pool, keys = np.empty(most, np.int32), group.pool.arrays, state.extra_keys.arrays
     num_hits, num_settled, num_free = state.loops[match_chain](

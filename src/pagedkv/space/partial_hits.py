@@ -191,13 +191,13 @@ def _keys_behind(state: SpaceState, prompt: Prompt, group: Group, start: int, li
     """
     end = start + group.block_size
     most = min(limit, end - 1)
-    if not prompt.has_extra_keys(state.identity_epoch):
+    if not prompt.has_extra_keys(state.weights.identity):
         if start < most:
             yield 0, most
         return
     begun = min((span.start for span in prompt.keys.media if start < span.start < end), default=end)
     for until, stop in {(end, most), (begun, min(most, begun))}:
-        encoding = keys_of_tail(prompt.keys, state.identity_epoch, start, until)
+        encoding = keys_of_tail(prompt.keys, state.weights.identity, start, until)
         extra = state.extra_keys.id_of(encoding) if encoding else 0
         if extra is not None and start < stop:
             yield extra, stop

@@ -114,8 +114,8 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     """Close the open step. O(touched rows + changed table entries)."""
     rows, loops, layout = state.rows, state.loops, state.plan_layout
     with state.changing:
-        num_touched, ascends, num_ranges = loops[collect_touched](rows, state.touched_scratch, state.write_counts)
-        touched = state.touched_scratch[len(rows) - num_touched :]
+        num_touched, ascends, num_ranges = loops[collect_touched](rows, state.scratch.touched, state.scratch.writes)
+        touched = state.scratch.touched[len(rows) - num_touched :]
         if not ascends:
             touched.sort()
         moves = _open_moves(ledger, layout)
@@ -123,7 +123,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
         num_parts = 3 + len(state.own_starts) + 2 * state.is_overlapped + bool(state.draft_tables)
         num_words = num_parts * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
         writes = []
-        for group, (num_runs, num_entries) in zip(state.tables, state.write_counts.tolist(), strict=True):
+        for group, (num_runs, num_entries) in zip(state.tables, state.scratch.writes.tolist(), strict=True):
             if num_entries:
                 writes.append((group, num_runs, num_entries))
                 num_words += 3 * padded(num_runs) + 2 * padded(num_entries)  # an entry may be a new block as well

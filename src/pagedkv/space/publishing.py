@@ -98,7 +98,7 @@ def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
     for group in state.cached_groups:
         at = int(group.arrays.parameters[AT])
         first, stop = int(state.rows[row, at + NUM_DIGESTED]), int(state.rows[row, at + NUM_BLOCKS])
-        encodings = keys_of_blocks(keys, state.identity_epoch, group.block_size, first, stop)
+        encodings = keys_of_blocks(keys, state.weights.identity, group.block_size, first, stop)
         if encodings:
             tag(state, group, group.arrays.table[row, first:stop], first, encodings)
 

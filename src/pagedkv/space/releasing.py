@@ -109,8 +109,8 @@ def free(  # noqa: C901 - what only some spaces have is called where it happens
     with state.changing:
         for tell in state.observers.leaving:
             tell(batch)
-        num_unplanned, num_on_host = state.loops[count_leaving](rows, batch, state.row_scratch)
-        for row in state.row_scratch[:num_unplanned].tolist():
+        num_unplanned, num_on_host = state.loops[count_leaving](rows, batch, state.scratch.rows)
+        for row in state.scratch.rows[:num_unplanned].tolist():
             hand_over(state, row, mark)
         on_device, on_host, outputs = batch, batch[:0], leaving.num_outputs
         if num_on_host:
@@ -167,7 +167,7 @@ def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str
         ledger.forget_duplicates()
         freeze_loads(state)
         if weights_epoch is not None:
-            state.begin_epoch(weights_epoch)
+            state.weights.begin(weights_epoch)
 
 
 UNKNOWN: Final = -1

@@ -191,7 +191,7 @@ class SpaceView:
     @property
     def weights_epoch(self) -> str | int:
         """The current epoch of the weights. O(1)."""
-        return self._state.weights_epoch
+        return self._state.weights.epoch
 
     def ref_counts(self, pool: str | None = None) -> Int32Array:
         """View each block's reference count (table entries and tickets): read-only int32 ``[num_blocks]``. O(1)."""

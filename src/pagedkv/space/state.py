@@ -307,6 +307,49 @@ class BookArrays(NamedTuple):
     num_past: Int64Array
 
 
+class Scratch:
+    """Memory that an operation writes before it reads it, and constants, so that no operation allocates.
+
+    Attributes:
+        rows, starts, accepted, touched: int32 ``[max_sequences]``; copies: int32 ``[max_sequences, 2]``.
+        writes: int32 ``[tables, 2]``.
+        refused: int32 ``[max_sequences]``, zeros between operations.
+        ones: int32 ``[max_sequences]``, ones.
+    """
+
+    __slots__ = "accepted", "copies", "ones", "refused", "rows", "starts", "touched", "writes"
+
+    def __init__(self, max_sequences: int, num_tables: int) -> None:
+        self.rows, self.starts, self.accepted, self.touched = np.empty((4, max_sequences), np.int32)
+        self.copies = np.empty((max_sequences, 2), np.int32)
+        self.writes = np.zeros((num_tables, 2), np.int32)
+        self.refused = np.zeros(max_sequences, np.int32)
+        self.ones = np.ones(max_sequences, np.int32)
+
+
+class Weights:
+    """The version of the model's weights.
+
+    Attributes:
+        epoch: text, or a number where epochs are counted.
+        identity: the part of it that belongs to every first block's identity; none if it is a number.
+        former: the last few text epochs before it, latest first.
+    """
+
+    __slots__ = "epoch", "former", "identity"
+
+    def __init__(self, epoch: "str | int") -> None:
+        self.epoch, self.former = epoch, NO_EPOCHS
+        self.identity = epoch if isinstance(epoch, str) else ""
+
+    def begin(self, epoch: str) -> None:
+        """Record that the model has other weights."""
+        if epoch != self.epoch:
+            others = [each for each in self.former if each not in {epoch, self.identity}]
+            self.former = (self.identity, *others[: MOST_FORMER_EPOCHS - 1])
+        self.epoch = self.identity = epoch
+
+
 class Change:
     """The one place where the space's version grows and an operation is marked as under way.
 
@@ -366,8 +409,7 @@ class SpaceState:
         is_recurrent: whether a group keeps a recurrent state, which only one sequence at a time may advance.
         plan_layout: what all plans of this space have in common.
         num_steps_before: the public number of a step minus its number in the blocks' records.
-        weights_epoch: version of the model's weights; identity_epoch: the part of it that belongs to every first
-            block's identity (none if it is a number); former_epochs: the last few text epochs before it, latest first.
+        weights: the version of the model's weights. scratch: memory of operations.
         publish_limits: int32 ``[max_sequences]``, tokens of each row that may be published; limits_publishing: whether
             there ever was a limit. has_brought_digests: whether callers ever brought digests of their own.
         version: grows with every operation that changes the space; an answer of an earlier version is out of date.
@@ -403,8 +445,7 @@ class SpaceState:
         self.num_tickets = self.num_loads = 0
         self.media_keys: dict[int, RequestKeys] = {}
         self.media_reach = np.zeros(config.max_sequences, np.int32)
-        self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
-        self.identity_epoch = config.weights_epoch if isinstance(config.weights_epoch, str) else ""
+        self.weights = Weights(config.weights_epoch)
         self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
         self.limits_publishing = self.is_overlapped = self.has_brought_digests = False
         self.groups = self._new_groups()
@@ -432,7 +473,7 @@ class SpaceState:
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
         )
         self._make_optional()
-        self._make_scratch()
+        self.scratch = Scratch(config.max_sequences, len(self.tables))
         self.plan_layout = PlanLayout(config)
         self.num_steps_before = self.num_batches = 0
         # A sweep visits every block. It is done so rarely that each new key pays for 16 of them.
@@ -457,16 +498,6 @@ class SpaceState:
         for pool in self.all_pools if self.counts_epochs else ():
             pool.arrays.epochs[:1] = int(config.weights_epoch)
         self.most_blocks_beside = sum(int(it.arrays.parameters[NUM_DRAFT_STATES]) for it in self.draft_tables)
-
-    def _make_scratch(self) -> None:
-        """Make the scratch arrays of operations, and constant arrays."""
-        config = self.config
-        self.write_counts = np.zeros((len(self.tables), 2), np.int32)
-        self.ones = np.ones(config.max_sequences, np.int32)
-        self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
-        scratch = np.empty((4, config.max_sequences), np.int32)
-        self.start_scratch, self.row_scratch, self.accepted_scratch, self.touched_scratch = scratch
-        self.refused_scratch = np.zeros(config.max_sequences, np.int32)  # zeros between operations
 
     def _new_pools(self, num_blocks: dict[str, int], *, is_host: bool = False) -> dict[str, BlockPool]:
         """Build pools with these numbers of blocks; host pools have no feature but epochs."""
@@ -616,13 +647,6 @@ class SpaceState:
         position = (num_tokens - 1) // self.checkpoints.alignment * self.checkpoints.alignment
         is_kept_anyway = all(position % group.block_size == 0 for group in self.state_groups)
         return 0 if position <= num_hit_tokens or is_kept_anyway else position
-
-    def begin_epoch(self, weights_epoch: str) -> None:
-        """Record that the model has other weights."""
-        if weights_epoch != self.weights_epoch:
-            others = [epoch for epoch in self.former_epochs if epoch not in {weights_epoch, self.identity_epoch}]
-            self.former_epochs = (self.identity_epoch, *others[: MOST_FORMER_EPOCHS - 1])
-        self.weights_epoch = self.identity_epoch = weights_epoch
 
     def next_mark(self) -> int:
         """Return a number with which no batch of rows was marked before."""

@@ -138,7 +138,7 @@ def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length
     start = index * group.block_size
     if row not in state.media_keys:
         return int(group.pool.arrays.records[group.arrays.table[row, index], EXTRA])
-    encoding = keys_of_tail(state.media_keys[row], state.identity_epoch, start, start + length)
+    encoding = keys_of_tail(state.media_keys[row], state.weights.identity, start, start + length)
     return state.extra_keys.intern_all([encoding])[0]
 
 
@@ -187,7 +187,7 @@ def state_at(known: Known, lookup: Lookup, end: int) -> Tail | None:
 
 def _extra_of_prompt_tail(known: Known, start: int, end: int) -> int | None:
     """Id of the extra keys of the prompt's positions ``[start, end)``; None if no block carries them."""
-    prompt, epoch = known.prompt, known.state.identity_epoch
+    prompt, epoch = known.prompt, known.state.weights.identity
     if not prompt.has_extra_keys(epoch):
         return 0
     return known.state.extra_keys.id_of(keys_of_tail(prompt.keys, epoch, start, end))

@@ -147,14 +147,14 @@ def _shrink(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> bool:
     """Free every group's blocks beyond the lengths; return whether a full block waits for its digest."""
     any_full = False
     for group in state.outsiders:
-        state.loops[shrink](*group.view, batch, lengths, state.row_scratch)
+        state.loops[shrink](*group.view, batch, lengths, state.scratch.rows)
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         num_rewound = 0
         for group in lane:  # all of them have digested the same blocks
-            num_rewound, fills = state.loops[shrink](*group.view, batch, lengths, state.row_scratch)
+            num_rewound, fills = state.loops[shrink](*group.view, batch, lengths, state.scratch.rows)
             any_full |= fills
         if num_rewound:
-            rewind_chains_of(state, lane, chains, state.row_scratch[:num_rewound])
+            rewind_chains_of(state, lane, chains, state.scratch.rows[:num_rewound])
     return any_full
 
 
