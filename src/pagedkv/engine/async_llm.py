@@ -40,8 +40,9 @@ from pagedkv.engine.answer_stream import (
     StreamMessage,
     StreamState,
 )
-from pagedkv.engine.llm import LLM, Prompt
+from pagedkv.engine.llm import LLM
 from pagedkv.engine.outputs import FinishReason, StepRecord
+from pagedkv.engine.prompts import Prompt
 from pagedkv.engine.request import PLAIN, EngineRequest, Intent
 from pagedkv.engine.sampling import SamplingParams
 from pagedkv.errors import ConfigurationError, EngineError, QueueFullError, RequestError

@@ -32,6 +32,43 @@ import torch
 from pagedkv.contract.extras import to_install
 from pagedkv.errors import EngineError, MissingExtraError, UnsupportedModelError
 
+__all__ = [
+    "IMPLEMENTATION",
+    "PROBE",
+    "AttentionListener",
+    "BorrowedModel",
+    "Cache",
+    "Model",
+    "State",
+    "accepts",
+    "attention_configs",
+    "be_silent",
+    "body",
+    "call",
+    "current_pass",
+    "dense_cache",
+    "dense_generate",
+    "dense_implementation",
+    "empty_layer",
+    "foreign_layers",
+    "forward",
+    "generate_padded",
+    "has_indexer",
+    "is_linear",
+    "listening",
+    "load_model",
+    "load_state",
+    "load_tokenizer",
+    "make_llama",
+    "position_rules",
+    "register",
+    "state_tensors",
+    "tensor_parallel_plan",
+    "version",
+    "windows_of",
+]
+
+
 try:
     import transformers
     from transformers import (
