@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import PurePath
-from types import TracebackType
 from typing import Annotated, ClassVar, Final, Self
 
 from pagedkv.cli import options as opt
@@ -256,9 +255,7 @@ class TraceSources:
         """Hold the files open."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the files."""
         self._files.close()
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self, final
 
 from pagedkv.contract.extras import needing
@@ -96,9 +95,7 @@ class EventFollower:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -397,9 +394,7 @@ class Subscription:
         """Hold the sockets open."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the sockets."""
         self._close()
 

@@ -25,7 +25,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import tee
-from types import TracebackType
 from typing import Final, Self, final
 
 from pagedkv.contract.answers import CacheEvents, TierEvents
@@ -135,9 +134,7 @@ class EventPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Called by the engine's thread

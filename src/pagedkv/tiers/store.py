@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -346,9 +345,7 @@ class TierStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _num_threads(self) -> dict[type, int]:

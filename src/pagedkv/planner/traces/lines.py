@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from pagedkv.contract.extras import needing, to_install
@@ -224,9 +223,7 @@ class LineReader:
         """Hold the file open."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._stream.close()
         self._file.close()

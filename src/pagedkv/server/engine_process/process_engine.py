@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from types import TracebackType
 from typing import Any, Final, Self, assert_never, final
 
 import numpy as np
@@ -187,9 +186,7 @@ class ProcessEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process, if it still runs."""
         self.close()
 
