@@ -66,7 +66,10 @@ class Step:
         )
         self.out = torch.zeros(NUM_LAYERS, *self.query.shape, device="cuda", dtype=torch.bfloat16)
         self.scores = 2 * torch.randn(NUM_ROWS, NUM_TOKENS, device="cuda")
-        self.drawn = torch.zeros(NUM_ROWS, dtype=torch.int64, device="cuda")
+        self.drawn, self.greatest = (
+            torch.zeros(NUM_ROWS, dtype=torch.int64, device="cuda"),
+            torch.zeros(NUM_ROWS, device="cuda"),
+        )
         self.positions = torch.zeros(NUM_ROWS, dtype=torch.int64, device="cuda")
         ones = torch.ones(NUM_ROWS, device="cuda")
         self.draws = Draws(0.8 * ones, ones * -torch.inf, self.positions * 0 + 7, self.positions * 0, self.positions)
@@ -94,7 +97,7 @@ class Step:
             sides = [TokenSide(self.key, layer.keys, None), TokenSide(self.value, layer.values, None)]
             self.kernels.write_tokens(sides, self.slots)
             self.kernels.attend_rows(self.work, layer, self.rows, self.query, out)
-        self.kernels.draw_tokens(self.draws, self.scores, self.drawn)
+        self.kernels.draw_tokens(self.draws, self.scores, self.drawn, self.greatest)
 
     def capture(self) -> torch.cuda.CUDAGraph:
         """Capture what :meth:`run` launches."""

@@ -25,16 +25,17 @@ def sampling_figures() -> Iterator[Figure]:
     scores = 2 * torch.randn(NUM_ROWS, NUM_TOKENS, device="cuda")
     ones = torch.ones(NUM_ROWS, device="cuda")
     numbers = torch.arange(NUM_ROWS, device="cuda")
-    out, least = torch.zeros_like(numbers), torch.full_like(ones, -torch.inf)
+    out, least, greatest = torch.zeros_like(numbers), torch.full_like(ones, -torch.inf), torch.zeros_like(ones)
     name = f"{NUM_ROWS} rows of {NUM_TOKENS:,} tokens"
     for what, temperature in (("greedy", 0.0), ("drawn with noise", 0.8)):
         draws = Draws(ones * temperature, least, numbers, numbers, numbers)
-        kernels.draw_tokens(draws, scores, out)
+        kernels.draw_tokens(draws, scores, out, greatest)
         expected = torch.zeros_like(out)
-        reference.draw_tokens(draws, scores, expected)
+        reference.draw_tokens(draws, scores, expected, torch.empty_like(ones))
         assert torch.equal(out, expected), "other tokens were drawn"
         yield figure(
-            f"{name}, {what}", by_graph([partial(kernels.draw_tokens, draws, scores, out)] * RUNS_A_GRAPH, NUM_RUNS)
+            f"{name}, {what}",
+            by_graph([partial(kernels.draw_tokens, draws, scores, out, greatest)] * RUNS_A_GRAPH, NUM_RUNS),
         )
     for what, top_k, top_p, temperature in (
         ("top-k 50", 50, 1.0, 1.0),

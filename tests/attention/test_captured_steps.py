@@ -76,7 +76,8 @@ class Engine:
         positions, ones = group.seq_lens.long(), torch.ones_like(group.seq_lens, dtype=torch.float32)
         least, tokens = torch.empty_like(ones), torch.empty_like(positions)
         kernels.find_least(Filters(ones, positions * 0 + 40, (ones * 0.9).double(), ones * 0.01), scores, least)
-        kernels.draw_tokens(Draws(ones * 0.8, least, positions * 0 + 7, positions * 0, positions), scores, tokens)
+        draws = Draws(ones * 0.8, least, positions * 0 + 7, positions * 0, positions)
+        kernels.draw_tokens(draws, scores, tokens, torch.empty_like(ones))
         return tokens
 
 

@@ -258,18 +258,17 @@ def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int, is
 @pytest.mark.parametrize("is_one", [False, True], ids=["any", "one"])
 @pytest.mark.parametrize("capability", [HOPPER, AMPERE])
 @pytest.mark.parametrize(
-    "kernel", [drawing._words_kernel, drawing._draw_kernel, drawing._merge_kernel, filtering._least_kernel]
+    "kernel", [drawing._words_kernel, drawing._bound_kernel, drawing._pick_kernel, filtering._least_kernel]
 )
 def test_draws_compile(kernel: Any, capability: int, is_one: bool) -> None:  # noqa: ANN401, FBT001 - Triton's
     """Triton takes an argument that is 1 for a constant, which has no methods."""
     types = dict.fromkeys(kernel.arg_names, "i32")
     types |= dict.fromkeys(("seeds", "samples", "positions", "out"), "*i64")
-    types |= dict.fromkeys(("temperatures", "least", "greatest"), "*fp32")
-    types |= {"scores": "*bf16", "sums": "*fp64", "token_ids": "*i32"}
-    types |= {"top_k": "*i64", "top_p": "*fp64", "min_p": "*fp32"}
+    types |= dict.fromkeys(("temperatures", "least", "greatest", "bounds", "tops"), "*fp32")
+    types |= {"scores": "*bf16", "top_k": "*i64", "top_p": "*fp64", "min_p": "*fp32"}
     if kernel is filtering._least_kernel:
         types |= {"out": "*fp32", "kept": "*fp32"}
-    sizes = {"TILE": 1024, "PART": 4096, "PARTS": 32, "ROOM": 2048}
+    sizes = {"TILE": 1024, "TILES": 128, "ROOM": 2048}
     sizes = {name: value for name, value in sizes.items() if name in kernel.arg_names}
     if is_one:
         sizes |= {name: 1 for name in kernel.arg_names if types[name] == "i32" and name not in sizes}

@@ -153,7 +153,7 @@ class CompiledModel:
             wanted: int64 ``[n]``.
 
         Returns:
-            float32 ``[n, vocabulary]``.
+            ``[n, vocabulary]``, of the model's type.
         """
         with self._own_layers():
             return compat.forward(self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions)

@@ -445,7 +445,7 @@ class ModelRunner:
                 answers.append((piece.tokens[mine], logits))
             where = np.concatenate([tokens for tokens, _ in answers])
             order = torch.from_numpy(np.argsort(where)).to(self._device)
-            return torch.cat([logits for _, logits in answers])[order]
+            return torch.cat([logits for _, logits in answers])[order].float()
 
     def compute_part(
         self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
@@ -463,7 +463,7 @@ class ModelRunner:
             EngineError: the model's calls of attention differ from those of the probe.
         """
         with torch.inference_mode(), self.borrowed.calling(self._implementation):
-            return self._flat_pass(step, token_ids[None], positions[None], wanted)
+            return self._flat_pass(step, token_ids[None], positions[None], wanted).float()
 
     def replay_part(self, token_ids: torch.Tensor, positions: Int64Array, wanted: Int64Array) -> torch.Tensor | None:
         """Compute some tokens of a step by a graph, whose metadata is in place; within its launch.
@@ -495,7 +495,7 @@ class ModelRunner:
             if logits is not None:
                 return logits
         where, behind = (torch.from_numpy(each).to(self._device) for each in (positions, batch.wanted))
-        return self._flat_pass(StepMetadata.of(inputs), self._token_ids(batch)[None], where[None], behind)
+        return self._flat_pass(StepMetadata.of(inputs), self._token_ids(batch)[None], where[None], behind).float()
 
     def _token_ids(self, batch: FlatBatch) -> torch.Tensor:
         """Copy a step's token ids to the device, and fill in those that only the device has: int64 ``[tokens]``."""
@@ -535,7 +535,10 @@ class ModelRunner:
     def _flat_pass(
         self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
-        """Run a model of attention alone over a flat row of tokens, with all arguments on the device."""
+        """Run a model of attention alone over a flat row of tokens, with all arguments on the device.
+
+        Returns logits in the model's type: ``[wanted, vocabulary]``.
+        """
         forward_pass = self._forward_pass(step, positions)
         self._cache.forward_pass = forward_pass
         call = self._call_model if self._compiled is None else self._compiled.logits

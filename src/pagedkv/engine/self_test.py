@@ -102,7 +102,7 @@ def cause_of_own_difference(model: compat.Model, groups: EngineGroups, prompt: S
     ids, last = torch.tensor([prompt], device=model.device), torch.tensor([len(prompt) - 1], device=model.device)
     has_cap = any(layer.soft_cap for layer in groups.attention)
     with torch.inference_mode(), BorrowedModel(model).dense(has_cap=has_cap):
-        unplaced = compat.forward(model, last, compat.dense_cache(model), input_ids=ids)[0]
+        unplaced = compat.forward(model, last, compat.dense_cache(model), input_ids=ids)[0].float()
     if torch.allclose(unplaced, own, atol=NEAR * float(own.std()), rtol=0.0):
         return (
             "generate leaves position_ids out, and then the model counts positions otherwise than from 0: those that "
@@ -116,7 +116,7 @@ def _logits(model: compat.Model, positions: tuple[int, int]) -> torch.Tensor:
     ids = torch.tensor([[1, 2]], device=model.device)
     where = torch.tensor([positions], device=model.device)
     wanted = torch.arange(2, device=model.device)
-    return compat.forward(model, wanted, compat.dense_cache(model), input_ids=ids, position_ids=where).clone()
+    return compat.forward(model, wanted, compat.dense_cache(model), input_ids=ids, position_ids=where).float().clone()
 
 
 def _attributes(model: compat.Model) -> Iterator[tuple[str, torch.Tensor]]:
@@ -328,7 +328,7 @@ def _dense(model: compat.Model, groups: EngineGroups, tokens: Int32Array, num_de
             answers.append(
                 compat.forward(model, where - start, cache, input_ids=ids[:, start:stop], position_ids=where[None])
             )
-    return torch.cat(answers)
+    return torch.cat(answers).float()
 
 
 def _dense_attention(model: compat.Model, groups: EngineGroups) -> AbstractContextManager[None]:

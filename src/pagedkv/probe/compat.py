@@ -153,7 +153,7 @@ def call(model: Model, cache: object, **inputs: Any) -> Any:  # noqa: ANN401 - t
 
 
 def forward(model: Model, wanted: torch.Tensor, cache: object, **inputs: Any) -> torch.Tensor:  # noqa: ANN401 - the model's own
-    """Run a model, and return the logits of some of its tokens: float32 ``[wanted, vocabulary]``.
+    """Run a model, and return the logits of some of its tokens: ``[wanted, vocabulary]``, of its type.
 
     Args:
         model: the model.
@@ -169,7 +169,7 @@ def forward(model: Model, wanted: torch.Tensor, cache: object, **inputs: Any) ->
         logits = call(model, cache, **inputs, logits_to_keep=wanted).logits[0]
     else:
         logits = call(model, cache, **inputs).logits.flatten(0, 1)[wanted]
-    return logits.float()
+    return logits
 
 
 def body(model: Model) -> torch.nn.Module:

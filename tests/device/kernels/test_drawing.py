@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagedkv.device.kernels import reference
-from pagedkv.device.kernels.inputs import NO_TOKEN, Draws
+from pagedkv.device.kernels.inputs import FACTORS, GAMMA, NO_TOKEN, SHIFTS, Draws
 from pagedkv.device.kernels.selection import kernels_for
 from pagedkv.engine.sampling.drawing import gumbel, keys_of, run_words
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels
@@ -37,13 +37,15 @@ def on_device(draws: Draws) -> Draws:
 def drawn(draws: Draws, scores: torch.Tensor) -> torch.Tensor:
     """Draw by Triton's kernels, over poison."""
     out = torch.full((len(scores),), 99, dtype=torch.int64, device=KERNEL_DEVICE)
-    kernels_for(KERNEL_DEVICE, "triton").draw_tokens(draws, scores.to(KERNEL_DEVICE), out)
+    greatest = torch.full((len(scores),), torch.nan, device=KERNEL_DEVICE)
+    kernels_for(KERNEL_DEVICE, "triton").draw_tokens(draws, scores.to(KERNEL_DEVICE), out, greatest)
+    assert torch.equal(greatest.cpu().view(torch.int32), scores.cpu().amax(dim=1).float().view(torch.int32))
     return out.cpu()
 
 
 def plainly(draws: Draws, scores: torch.Tensor) -> torch.Tensor:
     out = torch.full((len(scores),), 99, dtype=torch.int64)
-    reference.draw_tokens(Draws(*(each.cpu() for each in draws)), scores, out)
+    reference.draw_tokens(Draws(*(each.cpu() for each in draws)), scores, out, torch.empty(len(scores)))
     return out
 
 
@@ -107,6 +109,42 @@ def test_many_draws_are_the_samplers(temperature: float, least: float) -> None:
         assert int(differs.sum()) <= MANY // 1000
 
 
+def unmixed(word: int) -> int:
+    """Return the number that a hash mixes into this word."""
+    for shift, factor in reversed(list(zip(SHIFTS, (*FACTORS, 1), strict=True))):
+        word = word * pow(factor, -1, 2**64) % 2**64
+        found = word
+        for _ in range(64 // shift):
+            found = word ^ (found >> shift)
+        word = found
+    return word
+
+
+def seed_of_word(word: int, token: int) -> int:
+    """Return the seed with which a token's word is this one, at sample and position 0."""
+    for counter in (token, 0, 0, 0):
+        word = (unmixed(word % 2**64) - (counter + 1) * GAMMA) % 2**64
+    return word - 2**64 if word >= 2**63 else word
+
+
+@pytest.mark.parametrize("below", [0, 1, 15, 16, 17, 2**27, 2**31, 2**32 - 2, 2**32 - 1])
+@pytest.mark.parametrize("rest", [0, 2**32 - 1])
+def test_the_greatest_and_the_least_words_have_their_noise(below: int, rest: int) -> None:
+    """One token's word is chosen; its score is such that its sum is just above, or just below, that of the others."""
+    token, signed = 1500, ((2**31 - 1 - below) * 2**32 + rest)
+    seed = torch.tensor([seed_of_word(signed, token)])
+    zeros = torch.zeros_like(seed)
+    words = run_words(keys_of(seed, zeros, zeros), zeros, 4000)
+    assert int(words[0, token]) >> 32 == 2**31 - 1 - below
+    noise = gumbel(words)[0]
+    others = torch.cat([noise[:token], noise[token + 1 :]]).max()
+    for margin in (1e-3, -1e-3):
+        scores = torch.zeros(1, 4000)
+        scores[0, token] = others - noise[token] + margin
+        draws = on_device(Draws(torch.ones(1), torch.full((1,), -torch.inf), seed, zeros, zeros))
+        assert (int(drawn(draws, scores)) == token) == (margin > 0)
+
+
 def test_greedy_rows_take_the_first_of_the_greatest() -> None:
     scores = torch.randint(0, 5, (6, 9000 if not IS_INTERPRETED else 4500)).float()
     draws = draws_of(6, temperature=0.0)
@@ -150,11 +188,12 @@ if KERNEL_DEVICE.type == "cuda":
         """Positions, temperatures and scores are read when it is replayed."""
         draws, scores = draws_of(16), torch.randn(16, 32_000, device=KERNEL_DEVICE)
         out = torch.zeros(16, dtype=torch.int64, device=KERNEL_DEVICE)
+        greatest = torch.zeros(16, device=KERNEL_DEVICE)
         kernels = kernels_for(KERNEL_DEVICE, "triton")
-        kernels.draw_tokens(draws, scores, out)
+        kernels.draw_tokens(draws, scores, out, greatest)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            kernels.draw_tokens(draws, scores, out)
+            kernels.draw_tokens(draws, scores, out, greatest)
         for step in range(3):
             draws.positions.add_(1)
             draws.temperatures[step] = 0.0

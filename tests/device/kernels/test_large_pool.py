@@ -233,10 +233,10 @@ def test_scores_and_noise_that_are_strewn_over_the_pool(pool: torch.Tensor) -> N
     filters = Filters(ones, numbers * 9, (ones * 0.9).double(), ones * 0.01)
     both = []
     for scores in (near, strewn(pool, near)):
-        least, tokens = ones * torch.nan, numbers * 0 - 9
+        least, tokens, greatest = ones * torch.nan, numbers * 0 - 9, ones * torch.nan
         kernels.find_least(filters, scores, least)
-        kernels.draw_tokens(Draws(ones, least, numbers, numbers, numbers), scores, tokens)
-        both.append((least, tokens))
+        kernels.draw_tokens(Draws(ones, least, numbers, numbers, numbers), scores, tokens, greatest)
+        both.append((least, tokens, greatest))
     assert all(map(same_bytes, *both))
     assert not both[0][0].isnan().any()
     words = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=KERNEL_DEVICE)

@@ -203,13 +203,14 @@ def noise_words(draws: Draws, first: int, out: torch.Tensor) -> None:
     out.copy_(_words(_keys(draws)[:, None], token_ids))
 
 
-def draw_tokens(draws: Draws, scores: torch.Tensor, out: torch.Tensor) -> None:
-    """Draw one token for each row.
+def draw_tokens(draws: Draws, scores: torch.Tensor, out: torch.Tensor, greatest: torch.Tensor) -> None:
+    """Draw one token for each row, and find its greatest score.
 
     Args:
         draws: parameters of the draws.
         scores: float32, float16 or bfloat16 ``[rows, tokens]``, with contiguous tokens.
         out: int64 ``[rows]``; among equal sums the least id; NO_TOKEN if the row has no token.
+        greatest: float32 ``[rows]``; NaN if the row has one.
 
     Cost: O(rows x tokens); every token is hashed.
     """
@@ -222,7 +223,7 @@ def draw_tokens(draws: Draws, scores: torch.Tensor, out: torch.Tensor) -> None:
     noise = torch.where(is_greedy[:, None], 0.0, -torch.log(-torch.log(uniform)))
     sums = noise + values.double() / divisors[:, None]
     sums.masked_fill_(values < draws.least[:, None], -torch.inf)
-    greatest = values.amax(dim=1)
+    torch.amax(values, dim=1, out=greatest)
     token_ids = (sums == sums.amax(dim=1, keepdim=True)).int().argmax(dim=1)
     out.copy_(torch.where(torch.isfinite(greatest) & (greatest >= draws.least), token_ids, NO_TOKEN))
 

@@ -592,13 +592,13 @@ def choose_ahead(scores: torch.Tensor, places: Sequence[Place], features: int, k
     num_rows = len(places)
     draws, filters = _parameters(places, scores.device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
+    greatest = torch.empty(num_rows, device=scores.device)
     adjustment = Adjustment(scores, places)
     try:
         adjustment.apply(features)
         if features & Feature.FILTERS:
             kernels.find_least(filters, scores, draws.least)
-        kernels.draw_tokens(draws, scores, token_ids)
-        greatest = scores.amax(dim=1)
+        kernels.draw_tokens(draws, scores, token_ids, greatest)
     finally:
         adjustment.undo()
     words = torch.stack([token_ids.int(), greatest.view(torch.int32)])
