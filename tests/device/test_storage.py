@@ -83,8 +83,8 @@ def test_a_latent_is_one_tensor_and_a_state_several() -> None:
 
 
 def states_of_jamba() -> StateShape:
-    """Mamba: 8,192 channels of 16 numbers, and the last three inputs of each."""
-    tensors = (StateTensor("scan", (8192, 16), torch.bfloat16), StateTensor("conv", (8192, 3), torch.bfloat16))
+    """Mamba: 8,192 channels of 16 numbers in float32, and the last four inputs of each."""
+    tensors = (StateTensor("scan", (8192, 16), torch.float32), StateTensor("conv", (8192, 4), torch.bfloat16))
     return StateShape(28, tensors)
 
 

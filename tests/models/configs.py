@@ -36,28 +36,6 @@ LLAMA: Config = (
     | {"vocab_size": 128_256, "intermediate_size": 14_336, "max_position_embeddings": 131_072}
 )
 
-NEMOTRON_PATTERN = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"  # 24 M, 4 *, 24 -
-NEMOTRON: Config = layers(52, 4096, 32, 8) | {
-    "model_type": "nemotron_h",
-    "attention_head_dim": 128,
-    "hybrid_override_pattern": NEMOTRON_PATTERN,
-    "mamba_num_heads": 128,
-    "mamba_head_dim": 64,
-    "ssm_state_size": 128,
-    "n_groups": 8,
-    "conv_kernel": 4,
-    "expand": 2,
-}
-MAMBA_2: Config = {
-    "mamba_n_heads": 128,
-    "mamba_d_head": 64,
-    "mamba_d_state": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-}
-# channels 2 * 4096; 2 bytes * (8192 * 128 + (8192 + 2 * 128) * 3)
-MAMBA_2_NBYTES = 2_147_840
 QWEN3_NEXT: Config = layers(48, 2048, 16, 2) | {
     "model_type": "qwen3_next",
     "head_dim": 256,
@@ -68,8 +46,8 @@ QWEN3_NEXT: Config = layers(48, 2048, 16, 2) | {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
-# 36 layers * 2 bytes * (32 * 128 * 128 + (2 * 16 * 128 + 32 * 128) * 3)
-QWEN3_NEXT_NBYTES = 39_518_208
+# 36 layers * (4 bytes * 32 * 128 * 128 + 2 bytes * (2 * 16 * 128 + 32 * 128) * 4)
+QWEN3_NEXT_NBYTES = 77_856_768
 LLAMA_4: Config = layers(48, 5120, 40, 8) | {
     "model_type": "llama4_text",
     "head_dim": 128,
@@ -90,7 +68,6 @@ GEMMA_3: Config = BF16 | {
 }
 # 10 and 52 layers * 2 * 16 * 128 * 2 bytes
 GEMMA_3_NBYTES = {"full": 81_920, "window_1024": 425_984}
-GEMMA_3N_TYPES = (["sliding_attention"] * 4 + ["full_attention"]) * 7
 
 PUBLISHED: dict[str, PublishedConfig] = {
     # 32 * 2 * 8 * 128 * 2
@@ -133,55 +110,6 @@ PUBLISHED: dict[str, PublishedConfig] = {
         },
         {"full": 819_200},
     ),
-    # older than grouped queries: the key means nothing
-    "gpt_neox": PublishedConfig(LLAMA | {"model_type": "gpt_neox"}, {"full": 524_288}),
-    # 12 * 2 * 12 * 64 * 4
-    "gpt2": PublishedConfig(
-        {"model_type": "gpt2", "torch_dtype": "float32", "n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024},
-        {"full": 73_728},
-    ),
-    # 70 * 2 * 112 * 128 * 2
-    "bloom": PublishedConfig(
-        BF16 | {"model_type": "bloom", "n_layer": 70, "num_attention_heads": 112, "n_embed": 14_336},
-        {"full": 4_014_080},
-    ),
-    # 40 * 2 * 1 * 128 * 2
-    "gpt_bigcode": PublishedConfig(
-        BF16 | {"model_type": "gpt_bigcode", "n_layer": 40, "n_head": 48, "n_embd": 6144, "multi_query": True},
-        {"full": 20_480},
-    ),
-    "gpt_bigcode, all heads": PublishedConfig(
-        BF16 | {"model_type": "gpt_bigcode", "n_layer": 40, "n_head": 48, "n_embd": 6144, "multi_query": False},
-        {"full": 983_040},
-    ),
-    # 32 * 2 * 1 * 64 * 2
-    "falcon 7b": PublishedConfig(
-        BF16
-        | {
-            "model_type": "falcon",
-            "hidden_size": 4544,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 71,
-            "multi_query": True,
-            "new_decoder_architecture": False,
-            "num_kv_heads": 71,
-        },
-        {"full": 8192},
-    ),
-    # 60 * 2 * 8 * 64 * 2; multi_query is true in this file too
-    "falcon 40b": PublishedConfig(
-        BF16
-        | {
-            "model_type": "falcon",
-            "hidden_size": 8192,
-            "num_hidden_layers": 60,
-            "num_attention_heads": 128,
-            "multi_query": True,
-            "new_decoder_architecture": True,
-            "num_kv_heads": 8,
-        },
-        {"full": 122_880},
-    ),
     # 23 layers each * 2 * 16 * 128 * 2
     "gemma2": PublishedConfig(
         layers(46, 4608, 32, 16) | {"model_type": "gemma2", "head_dim": 128, "sliding_window": 4096},
@@ -202,33 +130,6 @@ PUBLISHED: dict[str, PublishedConfig] = {
     "gemma3, defaults left out": PublishedConfig(
         BF16 | {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024},
         {"full": 20_480, "window_1024": 118_784},
-    ),
-    # of 35 layers the last 15 keep nothing: 4 and 16 layers * 2 * 2 * 256 * 2
-    "gemma3n": PublishedConfig(
-        layers(35, 2048, 8, 2)
-        | {
-            "model_type": "gemma3n_text",
-            "head_dim": 256,
-            "sliding_window": 512,
-            "num_kv_shared_layers": 15,
-            "layer_types": GEMMA_3N_TYPES,
-        },
-        {"full": 8192, "window_512": 32_768},
-    ),
-    # 16 layers * 2 * 8 * 128 * 2, of which every 4th is full
-    "olmo3": PublishedConfig(
-        layers(16, 4096, 32, 8)
-        | {
-            "model_type": "olmo3",
-            "sliding_window": 4096,
-            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 4,
-        },
-        {"full": 16_384, "window_4096": 49_152},
-    ),
-    # every 4th full: 8 and 24 layers * 2 * 8 * 128 * 2
-    "cohere2": PublishedConfig(
-        layers(32, 4096, 32, 8) | {"model_type": "cohere2", "sliding_window": 4096, "sliding_window_pattern": 4},
-        {"full": 32_768, "window_4096": 98_304},
     ),
     # 18 layers each * 2 * 8 * 64 * 2
     "gpt_oss": PublishedConfig(
@@ -265,61 +166,6 @@ PUBLISHED: dict[str, PublishedConfig] = {
             "num_experts_per_tok": 8,
         },
         {"full": 70_272},
-    ),
-    # 4 * 2 * 8 * 128 * 2; 28 * 2 bytes * (8192 * 16 + 8192 * 3)
-    "jamba": PublishedConfig(
-        layers(32, 4096, 32, 8)
-        | {
-            "model_type": "jamba",
-            "attn_layer_period": 8,
-            "attn_layer_offset": 4,
-            "mamba_d_state": 16,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "sliding_window": None,
-        },
-        {"full": 16_384, "state": 0},
-        8_716_288,
-    ),
-    # 3 * 2 * 8 * 128 * 2
-    "bamba": PublishedConfig(
-        layers(32, 4096, 32, 8) | MAMBA_2 | {"model_type": "bamba", "attn_layer_indices": [9, 18, 27]},
-        {"full": 12_288, "state": 0},
-        29 * MAMBA_2_NBYTES,
-        {"full": 3, "state": 29},
-    ),
-    "bamba, heads by the library": PublishedConfig(
-        layers(32, 4096, 32, 8)
-        | MAMBA_2
-        | {"model_type": "bamba", "attn_layer_indices": [9, 18, 27], "mamba_d_head": "auto"},
-        {"full": 12_288, "state": 0},
-        29 * MAMBA_2_NBYTES,
-    ),
-    # 4 * 2 * 8 * 128 * 2
-    "granitemoehybrid": PublishedConfig(
-        layers(40, 4096, 32, 8)
-        | MAMBA_2
-        | {"model_type": "granitemoehybrid", "layer_types": (["mamba"] * 9 + ["attention"]) * 4},
-        {"full": 16_384, "state": 0},
-        36 * MAMBA_2_NBYTES,
-    ),
-    # 4 * 2 * 8 * 128 * 2; 24 * 2 bytes * (8192 * 128 + (8192 + 2 * 8 * 128) * 3)
-    "nemotron_h": PublishedConfig(
-        NEMOTRON, {"full": 16_384, "state": 0}, 51_806_208, num_layers={"full": 4, "state": 24}
-    ),
-    # 24 * (4 bytes * 8192 * 128 + 2 bytes * (8192 + 2 * 8 * 128) * 3)
-    "nemotron_h, state of 4 bytes": PublishedConfig(
-        NEMOTRON | {"mamba_ssm_cache_dtype": "float32"}, {"full": 16_384, "state": 0}, 102_137_856
-    ),
-    "nemotron_h, layers listed": PublishedConfig(
-        {key: value for key, value in NEMOTRON.items() if key not in {"hybrid_override_pattern", "num_hidden_layers"}}
-        | {
-            "layers_block_type": [
-                {"M": "linear_attention", "*": "full_attention", "-": "mlp"}[letter] for letter in NEMOTRON_PATTERN
-            ]
-        },
-        {"full": 16_384, "state": 0},
-        51_806_208,
     ),
     # 12 * 2 * 2 * 256 * 2
     "qwen3_next": PublishedConfig(QWEN3_NEXT, {"full": 24_576, "state": 0}, QWEN3_NEXT_NBYTES),

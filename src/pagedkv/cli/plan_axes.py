@@ -15,12 +15,13 @@ from itertools import product
 from typing import Annotated, ClassVar, Final, TypeVar, cast
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.model_reading import named_model
 from pagedkv.cli.options import flag, option, parse_gib, parse_gpu, parse_size
 from pagedkv.cli.serving import ServingOptions, TierOptions, TierRates, origin_of
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError
-from pagedkv.models import ModelMemory, model_names, read_model
+from pagedkv.models import ModelMemory, model_names
 from pagedkv.planner.results import Result
 from pagedkv.routing import ROUTINGS, Routing
 from pagedkv.simulation import ServingConfig
@@ -391,7 +392,7 @@ class PlanAxes:
             return
         num_gpus, name = parse_gpu(given[0])
         yield given[0]
-        model, gpu = read_model(self.model, self.kv_dtype), find_gpu(name)
+        model, gpu = named_model(self.model, self.kv_dtype), find_gpu(name)
         for number in (num_gpus // 2, 2 * num_gpus):
             if number and _fits(model, gpu, number):
                 yield f"{number}x{name}" if number > 1 else name

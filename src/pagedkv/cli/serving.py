@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, cast
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.model_reading import named_model
 from pagedkv.cli.options import (
     option,
     parse_blocks,
@@ -30,7 +31,7 @@ from pagedkv.cli.trace_options import TimedTraceOptions, TraceSources
 from pagedkv.cli.user_errors import as_typed
 from pagedkv.contract.space_config import DEFAULT_EVICTION, blocks_that_fit
 from pagedkv.errors import ConfigurationError, InterruptedRunError
-from pagedkv.models import ModelMemory, read_model
+from pagedkv.models import ModelMemory
 from pagedkv.models.memory import GIB, block_nbytes_of, groups_of
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.report.documents import Seconds
@@ -311,7 +312,7 @@ class ServingOptions:
         Raises:
             ConfigurationError: an option is out of range, contradicts another one, or has an unknown name.
         """
-        model = None if self.model is None else read_model(self.model, self.kv_dtype)
+        model = None if self.model is None else named_model(self.model, self.kv_dtype)
         if model is None and (self.gpu or self.memory is not None or self.kv_dtype):
             raise ConfigurationError("--gpu, --memory and --kv-dtype need a model: give --model")
         block_nbytes = {} if model is None else block_nbytes_of(model, self.block_size)

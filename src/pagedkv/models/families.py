@@ -1,4 +1,7 @@
-"""The meaning of a config's keys for each ``model_type``; a type without a family is refused.
+"""The meaning of a config's keys for the twenty most used ``model_type``; a type without a family is refused.
+
+This table is for those who have no torch. With transformers installed, a model's own class is asked instead
+(:mod:`pagedkv.probe.sizing`), and a test holds the two together.
 
 The cost of an attention layer is its memory for a token, and its operations for a pair of a query and a key. Keys and
 values of grouped-query attention (Ainslie et al., GQA, EMNLP 2023)::
@@ -23,29 +26,23 @@ defaults are those of the configuration classes of Hugging Face transformers, wh
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final
 
+from pagedkv.contract.extras import to_install
 from pagedkv.models.config import COMPARE, ModelConfig
 from pagedkv.models.layer_rules import (
     RuleReader,
     all_full,
-    attention_at,
     attention_every,
     chunk_unless_no_rope,
+    full_unless_lightning,
     layers_must_be_listed,
-    pattern_of_letters,
     window_below_top,
     window_everywhere,
     window_except_every,
 )
-from pagedkv.models.memory import (
-    gated_delta_state_nbytes,
-    mamba2_state_nbytes,
-    mamba_state_nbytes,
-    nemotron_state_nbytes,
-)
+from pagedkv.models.memory import gated_delta_state_nbytes
 
 MAX_HEADS: Final = 2**16
 MAX_DIM: Final = 2**24
@@ -73,29 +70,13 @@ def grouped_heads(config: ModelConfig) -> KeptByAttention:
 
 
 def every_head(config: ModelConfig) -> KeptByAttention:
-    """Size a layer of a family older than grouped queries: a key head for each query head. Other keys are ignored."""
+    """Size a layer of a family older than grouped queries (OPT): a key head for each query head."""
     return _size_of_heads(config, _num_heads(config))
 
 
 def plain_heads(config: ModelConfig) -> KeptByAttention:
     """Size a layer that has a key head for each query head unless the config states another number."""
     return _size_of_heads(config, config.count_or(_num_heads(config), "num_key_value_heads", most=MAX_HEADS))
-
-
-def heads_of_falcon(config: ModelConfig) -> KeptByAttention:
-    """Size a Falcon layer: ``num_kv_heads`` counts only in the new architecture; else there are all heads or one.
-
-    transformers repeats the keys of the new architecture for all query heads before it caches them; engines with a
-    paged cache do not.
-    """
-    if config.flag("new_decoder_architecture", default=False):
-        return _size_of_heads(config, config.count("num_kv_heads", most=MAX_HEADS))
-    return _size_of_heads(config, 1 if config.flag("multi_query", default=True) else _num_heads(config))
-
-
-def heads_of_gpt_bigcode(config: ModelConfig) -> KeptByAttention:
-    """Size a GPT-BigCode layer: one key head unless ``multi_query`` is false."""
-    return _size_of_heads(config, 1 if config.flag("multi_query", default=True) else _num_heads(config))
 
 
 def latents(config: ModelConfig) -> KeptByAttention:
@@ -116,8 +97,9 @@ def _size_of_heads(config: ModelConfig, num_kv_heads: int) -> KeptByAttention:
     """
     num_heads = _num_heads(config)
     if num_heads % num_kv_heads:
-        key = config.present("num_key_value_heads", "num_kv_heads") or "num_attention_heads"
-        raise config.fault(key, f"is {num_kv_heads}, which does not divide the {num_heads} query heads", COMPARE)
+        raise config.fault(
+            "num_key_value_heads", f"is {num_kv_heads}, which does not divide the {num_heads} query heads", COMPARE
+        )
     head_dim = _head_dim(config, num_heads)
     return KeptByAttention(
         token_numel=KEYS_AND_VALUES * num_kv_heads * head_dim,
@@ -126,18 +108,17 @@ def _size_of_heads(config: ModelConfig, num_kv_heads: int) -> KeptByAttention:
 
 
 def _num_heads(config: ModelConfig) -> int:
-    return config.count("num_attention_heads", "n_head", most=MAX_HEADS)
+    return config.count("num_attention_heads", most=MAX_HEADS)
 
 
 def _head_dim(config: ModelConfig, num_heads: int) -> int:
-    # attention_head_dim: Nemotron-H before it was renamed; before head_dim, which may be the class's default.
-    if config.present("attention_head_dim", "head_dim"):
-        return config.count("attention_head_dim", "head_dim", most=MAX_DIM)
-    hidden = config.count("hidden_size", "n_embd", "n_embed", most=MAX_DIM)
+    if config.has("head_dim"):
+        return config.count("head_dim", most=MAX_DIM)
+    hidden = config.count("hidden_size", most=MAX_DIM)
     if hidden % num_heads:
-        key = config.present("hidden_size", "n_embd", "n_embed")
-        assert key is not None
-        raise config.fault(key, f"is {hidden}, which the {num_heads} heads do not divide; head_dim is missing", COMPARE)
+        raise config.fault(
+            "hidden_size", f"is {hidden}, which the {num_heads} heads do not divide; head_dim is missing", COMPARE
+        )
     return hidden // num_heads
 
 
@@ -164,29 +145,27 @@ class Family:
 
 
 WINDOW_KEYS: Final = frozenset({"sliding_window", "sliding_window_pattern", "_sliding_window_pattern"})
-MAMBA_KEYS: Final = frozenset({"mamba_d_state", "attn_layer_period", "attn_layer_indices"})
 LINEAR_KEYS: Final = frozenset({"linear_num_value_heads", "full_attention_interval"})
 LATENT_KEYS: Final = frozenset({"kv_lora_rank"})
-NEMOTRON_KEYS: Final = frozenset({"ssm_state_size", "hybrid_override_pattern"})
 CHUNK_KEYS: Final = frozenset({"attention_chunk_size"})
-SHARING_KEYS: Final = frozenset({"num_kv_shared_layers"})
+LIGHTNING_KEYS: Final = frozenset({"attn_type_list"})
 UNSUPPORTED_KEYS: Final = frozenset(
     {
         "attention_k_eq_v",  # Gemma 4: keys serve as values
-        "attn_type_list",  # MiniMax
         "block_configs",  # pruned models, each layer with its own heads
-        "block_types",  # RecurrentGemma
         "cross_attention_layers",  # Llama 3.2 Vision
         "global_head_dim",  # Gemma 4
         "index_head_dim",  # DeepSeek-V3.2: a further key for each token
         "linear_attn_config",  # Kimi Linear
+        "mamba_d_state",  # Falcon-H1 and other hybrids
         "num_global_key_value_heads",  # Gemma 4
         "num_key_value_heads_per_layer",  # DeciLM
+        "num_kv_shared_layers",  # Gemma 3n
+        "ssm_state_size",  # Nemotron-H
+        "swa_num_key_value_heads",  # MiMo-V2
     }
 )
-SIZE_KEYS: Final = (
-    WINDOW_KEYS | MAMBA_KEYS | LINEAR_KEYS | LATENT_KEYS | NEMOTRON_KEYS | CHUNK_KEYS | SHARING_KEYS | UNSUPPORTED_KEYS
-)
+SIZE_KEYS: Final = WINDOW_KEYS | LINEAR_KEYS | LATENT_KEYS | CHUNK_KEYS | LIGHTNING_KEYS | UNSUPPORTED_KEYS
 
 
 def _with_head_dim(family: Family, head_dim: int) -> Family:
@@ -194,11 +173,8 @@ def _with_head_dim(family: Family, head_dim: int) -> Family:
     return replace(family, defaults={**family.defaults, "head_dim": head_dim})
 
 
-MULTI_HEAD: Final = Family(all_full, every_head)
-PLAIN: Final = Family(all_full, plain_heads)
 GROUPED: Final = Family(all_full, grouped_heads)
 ALL_WINDOWED: Final = Family(window_everywhere, grouped_heads, size_keys=WINDOW_KEYS)
-LISTED_WINDOWS: Final = replace(ALL_WINDOWED, rules=layers_must_be_listed)
 QWEN: Final = Family(window_below_top, grouped_heads, size_keys=WINDOW_KEYS)
 LATENT: Final = Family(all_full, latents, size_keys=LATENT_KEYS)
 GEMMA_2: Final = Family(window_except_every(2), grouped_heads, size_keys=WINDOW_KEYS, defaults={"head_dim": 256})
@@ -216,49 +192,21 @@ GATED_DELTA: Final = Family(
     LINEAR_KEYS | WINDOW_KEYS,
     {"full_attention_interval": 4, "head_dim": 256},
 )
-MULTI_HEAD_TYPES: Final = ("bloom", "codegen", "gpt2", "gptj", "gpt_neox", "opt")
-PLAIN_TYPES: Final = ("granite", "granitemoe", "llama", "olmo", "olmo2", "olmoe", "phi")
-GROUPED_TYPES: Final = (
-    *("apertus", "arcee", "cohere", "ernie4_5_moe", "glm4_moe", "granitemoeshared"),
-    *("nemotron", "smollm3", "stablelm"),
-)
-GROUPED_128_TYPES: Final = ("ernie4_5", "glm", "glm4", "minimax_m2", "seed_oss")
-WINDOWED_TYPES: Final = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
-QWEN_TYPES: Final = (
-    *("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
-    *("qwen3_moe", "qwen3_vl_moe_text"),
-)
-QWEN_128_TYPES: Final = ("qwen3", "qwen3_vl_text")
-LATENT_TYPES: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-GATED_DELTA_TYPES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
-        **dict.fromkeys(MULTI_HEAD_TYPES, MULTI_HEAD),
-        **dict.fromkeys(PLAIN_TYPES, PLAIN),
-        **dict.fromkeys(GROUPED_TYPES, GROUPED),
-        **dict.fromkeys(GROUPED_128_TYPES, _with_head_dim(GROUPED, 128)),
-        **dict.fromkeys(WINDOWED_TYPES, ALL_WINDOWED),
-        **dict.fromkeys(QWEN_TYPES, QWEN),
-        **dict.fromkeys(QWEN_128_TYPES, _with_head_dim(QWEN, 128)),
-        **dict.fromkeys(LATENT_TYPES, LATENT),
-        **dict.fromkeys(GATED_DELTA_TYPES, GATED_DELTA),
-        "falcon": replace(PLAIN, attention=heads_of_falcon),
-        "gpt_bigcode": replace(PLAIN, attention=heads_of_gpt_bigcode),
-        "gemma": _with_head_dim(GROUPED, 256),
+        "opt": Family(all_full, every_head),
+        "llama": Family(all_full, plain_heads),
+        "glm4_moe": _with_head_dim(GROUPED, 128),
+        "minimax_m2": _with_head_dim(replace(GROUPED, rules=full_unless_lightning, size_keys=LIGHTNING_KEYS), 128),
+        **dict.fromkeys(("mistral", "mixtral", "phi3"), ALL_WINDOWED),
+        **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3_moe"), QWEN),
+        "qwen3": _with_head_dim(QWEN, 128),
+        **dict.fromkeys(("deepseek_v3", "kimi_k2"), LATENT),
+        **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), GATED_DELTA),
         "gemma2": GEMMA_2,
         "gemma3_text": GEMMA_3,
-        "gemma3n_text": _with_head_dim(replace(LISTED_WINDOWS, size_keys=WINDOW_KEYS | SHARING_KEYS), 256),
-        "cohere2": replace(GEMMA_2, rules=window_except_every(4), defaults=NO_DEFAULTS),
-        "gpt_oss": _with_head_dim(LISTED_WINDOWS, 64),
-        "olmo3": LISTED_WINDOWS,
+        "gpt_oss": _with_head_dim(replace(ALL_WINDOWED, rules=layers_must_be_listed), 64),
         "llama4_text": _with_head_dim(Family(chunk_unless_no_rope, grouped_heads, size_keys=CHUNK_KEYS), 128),
-        "jamba": Family(attention_every, grouped_heads, mamba_state_nbytes, MAMBA_KEYS | WINDOW_KEYS),
-        "bamba": Family(attention_at, grouped_heads, mamba2_state_nbytes, MAMBA_KEYS),
-        "granitemoehybrid": Family(layers_must_be_listed, plain_heads, mamba2_state_nbytes, MAMBA_KEYS),
-        "nemotron_h": _with_head_dim(
-            Family(pattern_of_letters, grouped_heads, nemotron_state_nbytes, NEMOTRON_KEYS | MAMBA_KEYS | WINDOW_KEYS),
-            128,
-        ),
     }
 )
 
@@ -280,11 +228,11 @@ def family_of(config: ModelConfig) -> Family:
     model_type = config.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:
-        near = get_close_matches(model_type, FAMILIES, n=3) or ["llama", "qwen3", "mistral"]
+        exact = model_type.lower().replace("-", "_").replace(".", "_")
         raise config.fault(
             "model_type",
-            f"is {model_type[:40]!r}, a kind of model not known here",
-            f"If its keys and values are those of a known kind, write that kind instead (such as {', '.join(near)})",
+            f"is {model_type[:40]!r}, a kind of model not known here without torch and transformers",
+            f"It is written {exact}" if exact in FAMILIES else f"Have its own class asked: {to_install('hf')}",
         )
     for key in sorted(SIZE_KEYS - family.size_keys):
         # Null, false, 0 and an empty list mean that the feature is not used.

@@ -1,8 +1,7 @@
 """The rule of each layer of a model, from its config: by a list, a period, a pattern or a flag.
 
 A rule is one of :mod:`pagedkv.contract.spec`: full attention, a sliding window, chunked local attention, a
-recurrent state. ``None`` means a layer without a cache (an MLP of its own, or keys and values shared with an earlier
-layer).
+recurrent state.
 """
 
 from collections.abc import Callable
@@ -46,10 +45,10 @@ def is_state(kind: GroupKind) -> bool:
 FULL: Final = LayerRule("full")
 RECURRENT: Final = LayerRule("recurrent")
 
-LayerRules: TypeAlias = tuple[LayerRule | None, ...]
+LayerRules: TypeAlias = tuple[LayerRule, ...]
 RuleReader: TypeAlias = Callable[[ModelConfig], LayerRules]
 
-LIST_KEYS: Final = ("layer_types", "layers_block_type")
+LIST_KEY: Final = "layer_types"
 WRITE_THE_LIST: Final = "Write layer_types as the model's own source does"
 
 
@@ -59,14 +58,13 @@ def listed_rules(config: ModelConfig) -> LayerRules | None:
     Raises:
         ConfigurationError: a type is unknown, or the list does not have one type for each layer.
     """
-    key = config.present(*LIST_KEYS)
-    if key is None:
+    if not config.has(LIST_KEY):
         return None
-    types = config.texts(key)
+    types = config.texts(LIST_KEY)
     num_layers = config.count_or(len(types), "num_hidden_layers", most=MAX_LAYERS)
     if len(types) != num_layers or not types:
-        raise config.fault(key, f"lists {len(types)} layers, but num_hidden_layers is {num_layers}", COMPARE)
-    return tuple(_rule_of_type(config, key, position, name) for position, name in enumerate(types))
+        raise config.fault(LIST_KEY, f"lists {len(types)} layers, but num_hidden_layers is {num_layers}", COMPARE)
+    return tuple(_rule_of_type(config, position, name) for position, name in enumerate(types))
 
 
 def all_full(config: ModelConfig) -> LayerRules:
@@ -74,9 +72,18 @@ def all_full(config: ModelConfig) -> LayerRules:
     return (FULL,) * _num_layers(config)
 
 
+def full_unless_lightning(config: ModelConfig) -> LayerRules:
+    """Return full attention for every layer: 1 in ``attn_type_list`` (MiniMax), where 0 is lightning attention."""
+    if config.has("attn_type_list") and not all(config.counts("attn_type_list")):
+        raise config.fault(
+            "attn_type_list", "has layers of lightning attention, whose states are not known here", COMPARE
+        )
+    return all_full(config)
+
+
 def layers_must_be_listed(config: ModelConfig) -> LayerRules:
     """Refuse a config without a list of layer types."""
-    raise config.fault(LIST_KEYS[0], "is missing, and this kind of model mixes its layers", WRITE_THE_LIST)
+    raise config.fault(LIST_KEY, "is missing, and this kind of model mixes its layers", WRITE_THE_LIST)
 
 
 def window_everywhere(config: ModelConfig) -> LayerRules:
@@ -124,82 +131,31 @@ def chunk_unless_no_rope(config: ModelConfig) -> LayerRules:
 
 
 def attention_every(config: ModelConfig) -> LayerRules:
-    """Return full attention for every n-th layer, and a state for the others.
-
-    The period is ``attn_layer_period`` with ``attn_layer_offset`` (Jamba), or ``full_attention_interval`` (Qwen3-Next),
-    whose offset is the last place of each period.
-    """
-    if config.has("full_attention_interval"):
-        period = config.count("full_attention_interval", most=MAX_LAYERS)
-        offset = period - 1
-    else:
-        period = config.count("attn_layer_period", most=MAX_LAYERS)
-        offset = config.count("attn_layer_offset", least=0, most=period - 1)
-    return tuple(FULL if layer % period == offset else RECURRENT for layer in range(_num_layers(config)))
+    """Return full attention for the last layer of every ``full_attention_interval``, and a state for the others."""
+    period = config.count("full_attention_interval", most=MAX_LAYERS)
+    return tuple(RECURRENT if (layer + 1) % period else FULL for layer in range(_num_layers(config)))
 
 
-def attention_at(config: ModelConfig) -> LayerRules:
-    """Return full attention for the layers of ``attn_layer_indices``, and a state for the others (Bamba)."""
-    num_layers = _num_layers(config)
-    places = set(config.counts("attn_layer_indices"))
-    if max(places, default=0) >= num_layers:
-        raise config.fault("attn_layer_indices", f"names layer {max(places)} of {num_layers}", COMPARE)
-    return tuple(FULL if layer in places else RECURRENT for layer in range(num_layers))
-
-
-LETTERS: Final = {"M": RECURRENT, "*": FULL, "-": None, "E": None}
-"""Letters of Nemotron-H: a Mamba-2 layer, attention, an MLP, a mixture of experts."""
-
-
-def pattern_of_letters(config: ModelConfig) -> LayerRules:
-    """Read ``hybrid_override_pattern``, which has one letter for each layer (Nemotron-H)."""
-    key = "hybrid_override_pattern"
-    pattern = config.text(key)
-    num_layers = config.count_or(len(pattern), "num_hidden_layers", most=MAX_LAYERS)
-    if len(pattern) != num_layers or not pattern:
-        raise config.fault(key, f"has {len(pattern)} letters, but num_hidden_layers is {num_layers}", COMPARE)
-    unknown = next((letter for letter in pattern if letter not in LETTERS), None)
-    if unknown is not None:
-        raise config.fault(key, f"has the letter {unknown!r}; known are {' '.join(LETTERS)}", COMPARE)
-    return tuple(LETTERS[letter] for letter in pattern)
-
-
-def without_shared_layers(config: ModelConfig, rules: LayerRules) -> LayerRules:
-    """Remove the last ``num_kv_shared_layers`` layers, which read an earlier layer's keys (Gemma 3n).
-
-    Raises:
-        ConfigurationError: no layer would be left to read from.
-    """
-    if not config.has("num_kv_shared_layers"):
-        return rules
-    num_shared = config.count("num_kv_shared_layers", least=0, most=len(rules) - 1)
-    num_own = len(rules) - num_shared
-    return rules[:num_own] + (None,) * num_shared
-
-
-def _rule_of_type(config: ModelConfig, key: str, position: int, name: str) -> LayerRule | None:
-    """Translate one layer's type. Older files of hybrids write attention and mamba; newer ones use the other names."""
+def _rule_of_type(config: ModelConfig, position: int, name: str) -> LayerRule:
     match name:
-        case "full_attention" | "attention":
+        case "full_attention":
             return FULL
         case "sliding_attention":
             return _window(config)
         case "chunked_attention":
             return _chunk(config)
-        case "linear_attention" | "mamba":
+        case "linear_attention":
             return RECURRENT
-        case "mlp" | "moe":
-            return None
         case _:
             raise config.fault(
-                f"{key}[{position}]",
+                f"{LIST_KEY}[{position}]",
                 f"is {name[:40]!r}, a type of layer not known here",
-                "Only full, sliding, chunked and linear attention and Mamba layers can be sized",
+                "Only full, sliding, chunked and linear attention can be sized",
             )
 
 
 def _num_layers(config: ModelConfig) -> int:
-    return config.count("num_hidden_layers", "n_layer", most=MAX_LAYERS)
+    return config.count("num_hidden_layers", most=MAX_LAYERS)
 
 
 def _window(config: ModelConfig) -> LayerRule:

@@ -3,15 +3,10 @@
 A group's name is also the name of its block pool, so groups of one model never share a pool with blocks of different
 sizes in bytes.
 
-One recurrent layer takes for a sequence its state, and the last inputs of its short convolution. In elements, with a
-convolution of ``k`` taps that remembers ``k - 1`` inputs (transformers' own cache keeps ``k``)::
+One recurrent layer of gated DeltaNet (Yang et al., 2024) takes for a sequence its state, in float32, and the last
+inputs of its short convolution of ``k`` taps, in the model's own type. In elements, with ``values`` of all heads::
 
-    Mamba (Gu & Dao, 2023)               channels * d_state + channels * (k - 1)
-    Mamba-2 (Dao & Gu, 2024)             channels * d_state + (channels + 2 * groups * d_state) * (k - 1)
-    gated DeltaNet (Yang et al., 2024)   values * k_dim     + (2 * k_heads * k_dim + values) * (k - 1)
-
-where ``channels`` is the inner width of Mamba over all heads, and ``values`` that of DeltaNet's value heads. The
-convolution's inputs have the model's own type. So has the state, unless the config names another for it.
+    values * k_dim + (2 * k_heads * k_dim + values) * k
 """
 
 from collections.abc import Mapping
@@ -22,7 +17,7 @@ from typing import Final, assert_never
 from pagedkv.contract.space_config import GIB
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.errors import ConfigurationError
-from pagedkv.models.config import COMPARE, ModelConfig
+from pagedkv.models.config import ModelConfig
 from pagedkv.models.layer_rules import GroupKind, is_state
 
 __all__ = [
@@ -30,42 +25,39 @@ __all__ = [
     "LayerGroup",
     "ModelMemory",
     "block_nbytes_of",
+    "chosen_element_nbytes",
     "gated_delta_state_nbytes",
+    "group_name",
     "groups_of",
     "kv_element_nbytes",
-    "mamba2_state_nbytes",
-    "mamba_state_nbytes",
     "model_element_nbytes",
-    "nemotron_state_nbytes",
-    "state_element_nbytes",
+    "model_element_type",
+    "weights_nbytes",
 ]
 ELEMENT_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 """By the names of ``torch_dtype``, with or without ``torch.`` before them."""
 KV_DTYPE_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4})
 """By the names that users type."""
 AUTO: Final = "auto"
+QUANTIZATION: Final = "quantization_config"
 
 
-def model_element_nbytes(config: ModelConfig) -> int:
-    """Bytes of an element of the model's own type.
+def model_element_type(config: ModelConfig) -> str:
+    """Return the name of the model's own type, in which keys and values are computed.
+
+    A quantised checkpoint that names none (gpt-oss) is computed in bfloat16.
 
     Raises:
         ConfigurationError: the config names no type, or an unknown one.
     """
-    return _named_element(config, "dtype", "torch_dtype")
+    if config.present("dtype", "torch_dtype") is None and config.values.get(QUANTIZATION):
+        return "bfloat16"
+    return _named_type(config, "dtype", "torch_dtype")
 
 
-def state_element_nbytes(config: ModelConfig) -> int:
-    """Bytes of an element of a recurrent state; the model's own type unless the config names another.
-
-    Raises:
-        ConfigurationError: as :func:`model_element_nbytes`.
-    """
-    # Qwen3.5's name, and Nemotron-H's.
-    for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
-        if config.has(key):
-            return _named_element(config, key)
-    return model_element_nbytes(config)
+def model_element_nbytes(config: ModelConfig) -> int:
+    """Bytes of an element of the model's own type. Raises ConfigurationError as :func:`model_element_type`."""
+    return ELEMENT_NBYTES[model_element_type(config)]
 
 
 def kv_element_nbytes(config: ModelConfig, kv_dtype: str | None) -> int:
@@ -78,9 +70,20 @@ def kv_element_nbytes(config: ModelConfig, kv_dtype: str | None) -> int:
     Raises:
         ConfigurationError: an unknown choice; or no choice for a checkpoint with a quantised cache.
     """
-    if kv_dtype is None or kv_dtype == AUTO:
+    chosen = chosen_element_nbytes(kv_dtype)
+    if chosen is None:
         _refuse_quantised_cache(config)
-        return model_element_nbytes(config)
+    return chosen or model_element_nbytes(config)
+
+
+def chosen_element_nbytes(kv_dtype: str | None) -> int | None:
+    """Bytes of an element of keys and values of a chosen type; None where that is the model's own.
+
+    Raises:
+        ConfigurationError: an unknown choice.
+    """
+    if kv_dtype is None or kv_dtype == AUTO:
+        return None
     if kv_dtype not in KV_DTYPE_NBYTES:
         raise ConfigurationError(
             f"the KV cache's dtype must be one of {', '.join((AUTO, *KV_DTYPE_NBYTES))}, got {kv_dtype!r}"
@@ -90,7 +93,7 @@ def kv_element_nbytes(config: ModelConfig, kv_dtype: str | None) -> int:
 
 def _refuse_quantised_cache(config: ModelConfig) -> None:
     """Require the user's choice if a quantised checkpoint has a type for the cache: only some engines follow it."""
-    quantization = config.values.get("quantization_config")
+    quantization = config.values.get(QUANTIZATION)
     if not isinstance(quantization, dict):
         return
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
@@ -102,7 +105,7 @@ def _refuse_quantised_cache(config: ModelConfig) -> None:
             )
 
 
-def _named_element(config: ModelConfig, *keys: str) -> int:
+def _named_type(config: ModelConfig, *keys: str) -> str:
     name = config.text(*keys).removeprefix("torch.")
     if name not in ELEMENT_NBYTES:
         raise config.fault(
@@ -110,40 +113,31 @@ def _named_element(config: ModelConfig, *keys: str) -> int:
             f"is {name[:40]!r}, but must be one of {', '.join(ELEMENT_NBYTES)}",
             "Write the type in which the model is served",
         )
-    return ELEMENT_NBYTES[name]
+    return name
+
+
+def weights_nbytes(config: ModelConfig, num_parameters: int, num_in_experts: int = 0) -> int | None:
+    """Size the weights; None where the size of their quantisation is not known.
+
+    Args:
+        config: the language model's part, with what it says of quantisation.
+        num_parameters: all weights; num_in_experts: those of routed experts among them.
+    """
+    quantization = config.values.get(QUANTIZATION)
+    if not quantization:
+        return num_parameters * model_element_nbytes(config)
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    in_experts = num_in_experts * 17 // 32  # in 4 bits, 32 elements have a scale of 8
+    if method == "mxfp4":
+        return in_experts + (num_parameters - num_in_experts) * model_element_nbytes(config)
+    if method == "fp8":
+        is_fp4 = config.values.get("expert_dtype") == "fp4"
+        return in_experts + num_parameters - num_in_experts if is_fp4 else num_parameters
+    return None
 
 
 MAX_SIZE: Final = 2**24
-CHOSEN_BY_THE_LIBRARY: Final = "auto"
-
-
-def mamba_state_nbytes(config: ModelConfig) -> int:
-    """Bytes of a Mamba layer (Jamba's names of keys). Raises ConfigurationError."""
-    channels = _count(config, "mamba_expand") * _count(config, "hidden_size")
-    return _nbytes(config, channels * _count(config, "mamba_d_state"), channels, _count(config, "mamba_d_conv"))
-
-
-def mamba2_state_nbytes(config: ModelConfig) -> int:
-    """Bytes of a Mamba-2 layer (Bamba's and Granite's names of keys). Raises ConfigurationError."""
-    num_heads = _count(config, "mamba_n_heads")
-    channels = _count(config, "mamba_expand") * _count(config, "hidden_size")
-    if config.values.get("mamba_d_head") not in (None, CHOSEN_BY_THE_LIBRARY):
-        head_dim = _count(config, "mamba_d_head")
-        if num_heads * head_dim != channels:
-            raise config.fault(
-                "mamba_d_head", f"is {head_dim}, but {num_heads} heads of it are not the {channels} channels", COMPARE
-            )
-    d_state = _count(config, "mamba_d_state")
-    num_inputs = channels + 2 * _count(config, "mamba_n_groups") * d_state
-    return _nbytes(config, channels * d_state, num_inputs, _count(config, "mamba_d_conv"))
-
-
-def nemotron_state_nbytes(config: ModelConfig) -> int:
-    """Bytes of a Mamba-2 layer (Nemotron-H's names of keys). Raises ConfigurationError."""
-    channels = _count(config, "mamba_num_heads") * _count(config, "mamba_head_dim")
-    d_state = _count(config, "ssm_state_size")
-    num_inputs = channels + 2 * _count(config, "n_groups", "mamba_n_groups") * d_state
-    return _nbytes(config, channels * d_state, num_inputs, _count(config, "conv_kernel", "mamba_d_conv"))
+SCAN_NBYTES: Final = 4
 
 
 def gated_delta_state_nbytes(config: ModelConfig) -> int:
@@ -151,16 +145,25 @@ def gated_delta_state_nbytes(config: ModelConfig) -> int:
     key_dim = _count(config, "linear_key_head_dim")
     values = _count(config, "linear_num_value_heads") * _count(config, "linear_value_head_dim")
     num_inputs = 2 * _count(config, "linear_num_key_heads") * key_dim + values
-    return _nbytes(config, values * key_dim, num_inputs, _count(config, "linear_conv_kernel_dim"))
-
-
-def _nbytes(config: ModelConfig, state_numel: int, num_inputs: int, num_taps: int) -> int:
-    remembered_numel = num_inputs * (num_taps - 1)
-    return state_numel * state_element_nbytes(config) + remembered_numel * model_element_nbytes(config)
+    inputs = num_inputs * _count(config, "linear_conv_kernel_dim")
+    return values * key_dim * SCAN_NBYTES + inputs * model_element_nbytes(config)
 
 
 def _count(config: ModelConfig, *keys: str) -> int:
     return config.count(*keys, most=MAX_SIZE)
+
+
+def group_name(kind: GroupKind, extent: int) -> str:
+    """Return the name of the group of a model's layers with one rule: "full", "window_1024", "chunk_8192", "state"."""
+    match kind:
+        case "full":
+            return "full"
+        case "recurrent":
+            return "state"
+        case "window" | "chunk":
+            return f"{kind}_{extent}"
+        case _:
+            assert_never(kind)
 
 
 @dataclass(frozen=True, slots=True)

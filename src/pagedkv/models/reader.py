@@ -1,7 +1,8 @@
-"""read_model(): turns a preset's name or a config.json into a ModelMemory.
+"""read_model(): turns a preset's name or a config.json into a ModelMemory, without torch.
 
 It determines which of the two the user means, and combines the parts: rules and sizes of the layers become groups. What
-it does not understand it refuses: every fault is a ConfigurationError with file, key, expectation and remedy.
+it does not understand it refuses: every fault is a ConfigurationError with file, key, expectation and remedy. Where
+torch and transformers are installed, :func:`pagedkv.planner.models.read_model` knows the types that are not here.
 
 Weights are counted, if the config determines them, matrix by matrix for families whose published counts equal these
 formulas to the last weight (OPT, Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 2; the tests compare them with the counts
@@ -14,27 +15,25 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, assert_never
+from typing import Final
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.models.config import ModelConfig, read_json_object
+from pagedkv.models.config import COMPARE, ModelConfig, read_json_object
 from pagedkv.models.families import Family, family_of
-from pagedkv.models.layer_rules import (
-    KINDS,
-    LayerRule,
-    LayerRules,
-    is_state,
-    listed_rules,
-    without_shared_layers,
+from pagedkv.models.layer_rules import KINDS, LayerRule, LayerRules, is_state, listed_rules
+from pagedkv.models.memory import (
+    LayerGroup,
+    ModelMemory,
+    group_name,
+    kv_element_nbytes,
+    model_element_nbytes,
+    weights_nbytes,
 )
-from pagedkv.models.memory import LayerGroup, ModelMemory, kv_element_nbytes, model_element_nbytes
-from pagedkv.models.presets import PRESETS, Preset, model_names
+from pagedkv.models.presets import model_names, preset
 
 CONFIG_FILE: Final = "config.json"
 NUM_SUGGESTIONS: Final = 3
 LEAST_LIKENESS: Final = 0.4
-CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length")
-BYTES_OF_FP8: Final = 1
 
 
 def read_model(name_or_path: str, kv_dtype: str | None = None) -> ModelMemory:
@@ -52,13 +51,20 @@ def read_model(name_or_path: str, kv_dtype: str | None = None) -> ModelMemory:
     >>> read_model("llama-3.1-8b").token_nbytes
     131072
     """
-    preset = PRESETS.get(name_or_path.lower())
-    if preset is not None:
-        name = name_or_path.lower()
-        return _memory(name, ModelConfig(f"the preset {name}", preset.config), preset, kv_dtype)
+    if is_preset(name_or_path):
+        return preset(name_or_path.lower(), kv_dtype)
+    return memory_by_table(name_or_path, read_config(name_or_path), kv_dtype)
+
+
+def is_preset(name: str) -> bool:
+    """Return whether a name is that of a preset, in any case of letters."""
+    return name.lower() in model_names()
+
+
+def read_config(name_or_path: str) -> ModelConfig:
+    """Read a ``config.json``, by its path or that of its folder. Raises ConfigurationError as :func:`read_model`."""
     path = _config_path(name_or_path)
-    config = ModelConfig(str(path), read_json_object(path))
-    return _memory(name_or_path, config, None, kv_dtype)
+    return ModelConfig(str(path), read_json_object(path))
 
 
 def _config_path(name_or_path: str) -> Path:
@@ -83,33 +89,31 @@ def _nearest(name: str) -> list[str]:
     return get_close_matches(last_part, model_names(), NUM_SUGGESTIONS, LEAST_LIKENESS) or ["llama-3.1-8b"]
 
 
-def _memory(name: str, whole: ModelConfig, preset: Preset | None, kv_dtype: str | None) -> ModelMemory:
+def memory_by_table(name: str, whole: ModelConfig, kv_dtype: str | None) -> ModelMemory:
+    """Size a model of one of the types that the table of families has. Raises ConfigurationError."""
     # The whole config is checked too: an encoder-decoder may be declared outside of the language model's part.
     config = whole.language_model()
     if whole.flag("is_encoder_decoder", default=False):
         config = whole
     family = family_of(config)
     config = config.with_defaults(family.defaults)
-    rules = without_shared_layers(config, listed_rules(config) or family.rules(config))
-    dtype_nbytes = model_element_nbytes(config)
-    num_parameters, num_active = _parameters(config, preset)
+    rules = listed_rules(config) or family.rules(config)
+    counted = count_parameters(config)
     return ModelMemory(
         name=name,
-        num_parameters=num_parameters,
-        num_active_parameters=num_active,
+        num_parameters=None if counted is None else counted.num_parameters,
+        num_active_parameters=None if counted is None else counted.num_active,
         expert_share=expert_share(config),
-        weights_nbytes=_weights_nbytes(config, preset, num_parameters),
-        dtype_nbytes=dtype_nbytes,
-        max_context=config.optional_count(*CONTEXT_KEYS),
+        weights_nbytes=None if counted is None else weights_nbytes(config, counted.num_parameters),
+        dtype_nbytes=model_element_nbytes(config),
+        max_context=config.optional_count("max_position_embeddings"),
         num_layers=len(rules),
         groups=_groups(config, family, rules, kv_element_nbytes(config, kv_dtype)),
     )
 
 
 def _groups(config: ModelConfig, family: Family, rules: LayerRules, element_nbytes: int) -> tuple[LayerGroup, ...]:
-    present = sorted(
-        {rule for rule in rules if rule is not None}, key=lambda rule: (KINDS.index(rule.kind), rule.extent)
-    )
+    present = sorted(set(rules), key=lambda rule: (KINDS.index(rule.kind), rule.extent))
     return tuple(_group(config, family, rule, rules.count(rule), element_nbytes) for rule in present)
 
 
@@ -120,14 +124,14 @@ def _group(config: ModelConfig, family: Family, rule: LayerRule, num_layers: int
             raise config.fault(
                 "layer_types",
                 f"has linear attention, which is not known of the model_type {config.text('model_type')!r}",
-                "Write a model_type with states of these layers, such as qwen3_next",
+                COMPARE,
             )
         state_nbytes = family.state_nbytes(config)
     else:
         kept = family.attention(config)
         token_nbytes, pair_flops = kept.token_numel * element_nbytes, kept.pair_flops
     return LayerGroup(
-        name=_group_name(rule),
+        name=group_name(rule.kind, rule.extent),
         kind=rule.kind,
         extent=rule.extent,
         num_layers=num_layers,
@@ -135,38 +139,6 @@ def _group(config: ModelConfig, family: Family, rule: LayerRule, num_layers: int
         state_nbytes=num_layers * state_nbytes,
         pair_flops=num_layers * pair_flops,
     )
-
-
-def _group_name(rule: LayerRule) -> str:
-    match rule.kind:
-        case "full":
-            return "full"
-        case "recurrent":
-            return "state"
-        case "window" | "chunk":
-            return f"{rule.kind}_{rule.extent}"
-        case _:
-            assert_never(rule.kind)
-
-
-def _parameters(config: ModelConfig, preset: Preset | None) -> tuple[int | None, int | None]:
-    if preset is not None and preset.num_parameters is not None:
-        return preset.num_parameters, preset.num_active_parameters
-    counted = count_parameters(config)
-    return (None, None) if counted is None else (counted.num_parameters, counted.num_active)
-
-
-def _weights_nbytes(config: ModelConfig, preset: Preset | None, num_parameters: int | None) -> int | None:
-    """Size the weights; None if their number or their quantisation is unknown."""
-    if preset is not None and preset.weights_nbytes is not None:
-        return preset.weights_nbytes
-    if num_parameters is None:
-        return None
-    quantization = config.values.get("quantization_config")
-    if not quantization:
-        return num_parameters * model_element_nbytes(config)
-    is_fp8 = isinstance(quantization, dict) and quantization.get("quant_method") == "fp8"
-    return num_parameters * BYTES_OF_FP8 if is_fp8 else None
 
 
 GATED_MATRICES: Final = 3

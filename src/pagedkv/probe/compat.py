@@ -22,12 +22,14 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeAlias, cast, final
 from weakref import WeakValueDictionary
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from pagedkv.contract.extras import to_install
 from pagedkv.errors import EngineError, MissingExtraError, UnsupportedModelError
@@ -40,12 +42,16 @@ __all__ = [
     "Cache",
     "Model",
     "State",
+    "Zeros",
     "accepts",
     "attention_configs",
     "be_silent",
     "body",
     "call",
+    "compressed_entries",
+    "computing",
     "current_pass",
+    "decoder_config",
     "dense_cache",
     "dense_generate",
     "dense_implementation",
@@ -55,11 +61,13 @@ __all__ = [
     "generate_padded",
     "has_indexer",
     "is_linear",
+    "language_weights",
     "listening",
     "load_model",
     "load_state",
     "load_tokenizer",
     "make_llama",
+    "make_without_weights",
     "position_rules",
     "register",
     "state_tensors",
@@ -72,8 +80,11 @@ __all__ = [
 try:
     import transformers
     from transformers import (
+        CONFIG_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING,
         AttentionInterface,
         AutoModelForCausalLM,
+        AutoModelForMultimodalLM,
         AutoTokenizer,
         GenerationConfig,
         LlamaConfig,
@@ -198,6 +209,18 @@ def is_linear(layer: object) -> bool:
 def has_indexer(layer: object) -> bool:
     """Return whether a layer of a cache keeps keys of an indexer, for sparse attention."""
     return hasattr(layer, "update_indexer")
+
+
+def compressed_entries(layer: Any) -> Iterator[tuple[int, int, torch.dtype, int, int]]:  # noqa: ANN401 - of transformers
+    """Tell what a layer of a cache that compresses tokens keeps of them, after a pass; nothing of other layers.
+
+    Yields, for each of its compressors: tokens of an entry; elements of an entry, and their type; how many of the
+    latest tokens' vectors are kept, and their elements. Where adjacent entries overlap, those of two entries are.
+    """
+    for name, entries in getattr(layer, "compressed_kv", {}).items():
+        ratio, raw = layer.compress_rate, (layer.buffer_kv[name], layer.buffer_gate[name])
+        num_raw = 2 * ratio if name in getattr(layer, "overlap_kv", {}) else ratio
+        yield ratio, entries.shape[-1], entries.dtype, num_raw, sum(each.shape[-1] for each in raw)
 
 
 def foreign_layers(cache: Cache) -> list[str]:
@@ -364,6 +387,96 @@ def end_token_ids(model: Model) -> frozenset[int]:
     if given is None:
         return frozenset()
     return frozenset([given] if isinstance(given, int) else given)
+
+
+# Models without weights
+
+
+def decoder_config(values: Mapping[str, Any]) -> PreTrainedConfig:
+    """Read a ``config.json``: that of the language model in it, where transformers has a decoder's class for that.
+
+    A type that transformers does not name counts by the class that the file names (Kimi K2: DeepseekV3ForCausalLM).
+
+    Raises:
+        UnsupportedModelError: transformers has no class for it; code that lies beside a model is not run.
+        And whatever transformers raises for a config that it cannot read.
+    """
+    model_type, named = str(values.get("model_type")), values.get("architectures") or [None]
+    given = {key: value for key, value in values.items() if key not in {"auto_map", "quantization_config"}}
+    if model_type in CONFIG_MAPPING:
+        config = CONFIG_MAPPING[model_type].from_dict(given)
+    else:
+        kind = getattr(transformers, str(named[0]), None)
+        if kind is None:
+            raise UnsupportedModelError(
+                f"transformers {version()} has no class for the model_type {model_type!r} ({named[0]}), and code that "
+                "lies beside a model (trust_remote_code) is not run. Update transformers, or name another model"
+            )
+        config = kind.config_class.from_dict({key: given[key] for key in given if key != "model_type"})
+    part = config.get_text_config(decoder=True)
+    return part if type(part) in MODEL_FOR_CAUSAL_LM_MAPPING else config
+
+
+def make_without_weights(config: PreTrainedConfig, dtype: str) -> Model:
+    """Make a model on the meta device: its code and the shapes of its tensors, without their contents.
+
+    Args:
+        config: as from :func:`decoder_config`.
+        dtype: the type of its weights, as ``torch`` names it.
+
+    Raises whatever transformers raises for a config that no class takes. Cost: seconds for the largest models.
+    """
+    is_decoder = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    with torch.device("meta"):
+        model = (AutoModelForCausalLM if is_decoder else AutoModelForMultimodalLM).from_config(config, dtype=dtype)
+        model.tie_weights()
+    for each in attention_configs(model):
+        each._experts_implementation_internal = "batched_mm"  # noqa: SLF001 - the one that looks at no contents
+    return cast("Model", model.eval())
+
+
+def language_weights(model: Model) -> dict[str, torch.nn.Parameter]:
+    """Return the weights of a model's decoder and head by name, those that are tied once; not those that see images."""
+    named = dict(model.named_parameters())
+    if type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return named
+    ours = {id(each) for part in (model.get_decoder(), model.get_output_embeddings()) for each in part.parameters()}
+    return {name: each for name, each in named.items() if id(each) in ours}
+
+
+@final
+class _Shapes(TorchDispatchMode):
+    """Answers for tensors without contents what would need them: no element is other than zero."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        has_no_contents = args and isinstance(args[0], torch.Tensor) and args[0].is_meta
+        if has_no_contents and func is torch.ops.aten.nonzero.default:
+            return args[0].new_empty((0, args[0].dim()), dtype=torch.int64)
+        if has_no_contents and func in {torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default}:  # noqa: SLF001
+            return 0
+        return func(*args, **(kwargs or {}))
+
+
+@final
+class Zeros(TorchDispatchMode):
+    """Takes tensors without contents for zeros, so that functions which look something up in them can be asked."""
+
+    def __init__(self) -> None:
+        """Begin nothing yet: it is a context manager."""
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        args, kwargs = tree_map_only(torch.Tensor, _with_contents, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _with_contents(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") if tensor.is_meta else tensor
+
+
+def computing(model: Model) -> AbstractContextManager[object]:
+    """Give the context in which a model runs, be it one without weights."""
+    return _Shapes() if model.device.type == "meta" else nullcontext()
 
 
 # Making models, and asking them

@@ -42,7 +42,7 @@ class SourceSpec:
 
     Args:
         layer_idx: transformers' number of the layer.
-        num_heads, key_dim, value_dim: of its keys and values.
+        num_heads, key_dim, value_dim: of its keys and values; ``value_dim`` is 0 where one tensor serves as both.
         dtype: of both.
         is_latent: whether the model unfolds keys and values from it: ``key_dim`` and ``value_dim`` are then the widths
             of two vectors for all heads.
@@ -67,6 +67,7 @@ class CallSpec:
         scale, soft_cap: factor and soft cap of scores; 0: no cap.
         has_sinks: whether each head has a sink.
         rule: the positions that it attends to.
+        pair_width: elements of a query's and a value's vector, as each head multiplies them for one key.
     """
 
     source: int
@@ -76,6 +77,7 @@ class CallSpec:
     soft_cap: float
     has_sinks: bool
     rule: Rule
+    pair_width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,30 @@ class StateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EntrySpec:
+    """What a layer keeps beside keys and values: an entry for every ``ratio`` tokens.
+
+    The keys of an indexer (DeepSeek-V3.2, GLM-5) are entries of one token each. Compressed entries (DeepSeek-V4) are
+    made of ``ratio`` tokens, of which vectors are kept until then.
+
+    Args:
+        layer_idx: transformers' number of the layer.
+        ratio: tokens of an entry.
+        dim: elements of an entry.
+        dtype: of all of them.
+        num_raw: latest tokens of which vectors are kept until an entry is made of them.
+        raw_dim: elements of these vectors.
+    """
+
+    layer_idx: int
+    ratio: int
+    dim: int
+    dtype: torch.dtype
+    num_raw: int = 0
+    raw_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLayers:
     """The attention calls of a model, and what its layers keep.
 
@@ -100,12 +126,14 @@ class ModelLayers:
         sources: kept for each token.
         states: kept for each sequence.
         num_vocabulary: columns of its logits. What modules and configs say of it may be stale (Ovis 2).
+        entries: kept beside keys and values, for sparse and compressed attention.
     """
 
     calls: tuple[CallSpec, ...]
     sources: tuple[SourceSpec, ...]
     states: tuple[StateSpec, ...]
     num_vocabulary: int
+    entries: tuple[EntrySpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +198,23 @@ def group_layers(
         num_draft_states: states that a sequence may have beside its own, for guessed tokens.
 
     Raises:
-        UnsupportedModelError: one source is read by several rules.
+        UnsupportedModelError: one source is read by several rules, or attention is sparse.
         ConfigurationError: a size is out of range.
     """
-    rules = [_rule_of_source(layers, number) for number in range(len(layers.sources))]
+    if layers.entries:
+        first = layers.entries[0]
+        what = "keys of an indexer (sparse attention)" if first.ratio == 1 else "compressed entries"
+        raise UnsupportedModelError(
+            f"layer {first.layer_idx} keeps {what} beside its keys and values, for which blocks have no place here; "
+            "paged memory would answer wrongly. docs/engine.md lists what is supported"
+        )
+    one = next((source for source in layers.sources if not source.value_dim), None)
+    if one is not None:
+        raise UnsupportedModelError(
+            f"layer {one.layer_idx} keeps one tensor as keys and as values, for which blocks have no place here. "
+            "docs/engine.md lists what is supported"
+        )
+    rules = [rule_of_source(layers, number) for number in range(len(layers.sources))]
     specs: list[GroupSpec] = []
     shapes: list[GroupShape] = []
     sources: dict[int, LayerPlace] = {}
@@ -200,7 +241,8 @@ def group_layers(
     )
 
 
-def _rule_of_source(layers: ModelLayers, number: int) -> Rule:
+def rule_of_source(layers: ModelLayers, number: int) -> Rule:
+    """Return the rule by which a source is read. Raises UnsupportedModelError: there are several."""
     rules = {call.rule for call in layers.calls if call.source == number}
     if len(rules) > 1:
         raise UnsupportedModelError(

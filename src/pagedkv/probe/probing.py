@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pagedkv.errors import RankLostError, UnsupportedModelError
 from pagedkv.probe import compat
 from pagedkv.probe.compat import PROBE, BorrowedModel, listening
-from pagedkv.probe.layers import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
+from pagedkv.probe.layers import CallSpec, EntrySpec, ModelLayers, Rule, SourceSpec, StateSpec
 
 BY_LENGTH: Final = {
     "longrope": "its rotary factors are others once any sequence of the pass is longer than the original context",
@@ -130,6 +130,7 @@ class _Update:
     layer_idx: int
     key: torch.Tensor
     value: torch.Tensor
+    is_one: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -138,27 +139,36 @@ class _Recorder:
 
     model_name: str
     device: torch.device
+    indexed: frozenset[int] = frozenset()
     updates: list[_Update] = field(default_factory=list)
     sources: list[SourceSpec] = field(default_factory=list)
     calls: list[CallSpec] = field(default_factory=list)
+    entries: list[EntrySpec] = field(default_factory=list)
     masks: dict[int, Rule | None] = field(default_factory=dict)
     kept: list[torch.Tensor] = field(default_factory=list)
     unread: int | None = None
 
-    def note_update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    def note_update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor, *, is_one: bool) -> None:
         if self.unread is not None:
             raise self._bypassed(self.unread)
         if any(update.layer_idx == layer_idx for update in self.updates):
             raise self._refusal(f"layer {layer_idx} keeps two tensors of keys a token", SEE_TABLE)
-        self.updates.append(_Update(layer_idx, key, value))
+        self.updates.append(_Update(layer_idx, key, value, is_one))
         self.unread = len(self.updates) - 1
 
+    def note_indexer_keys(self, layer_idx: int, keys: torch.Tensor) -> None:
+        self.entries.append(EntrySpec(layer_idx, 1, keys.shape[-1], keys.dtype))
+
     def make_mask(self, options: dict[str, Any]) -> torch.Tensor:
+        function = cast("Callable[..., Any]", options["mask_function"])
         with self.device:  # the device of the tensors that masks look up
             mask = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).tril()[None, None]
-            rule = rule_of_mask(cast("Callable[..., Any]", options["mask_function"]))
+            rule = None if mask.is_meta else rule_of_mask(function)
+        if mask.is_meta:
+            with compat.Zeros():
+                rule = rule_of_mask(function)
         self.kept.append(mask)  # a freed mask's address could be that of a later one
-        self.masks[mask.data_ptr()] = rule
+        self.masks[_address(mask)] = rule
         return mask
 
     def attend(
@@ -174,12 +184,17 @@ class _Recorder:
         source = self._source_of(number, key, value)
         scale = options.get("scaling")
         scale = key.shape[-1] ** -0.5 if scale is None else float(scale)
-        self._require_options(number, module, options)
+        layer_idx = self.updates[source].layer_idx
+        if layer_idx not in self.indexed:
+            self._require_options(number, module, options)
         is_sharing = any(call.source == source for call in self.calls)
         soft_cap = float(options.get("softcap") or 0.0)
         sinks = options.get("s_aux")
-        rule = self._rule_of(number, mask, options)
-        self.calls.append(CallSpec(source, is_sharing, query.shape[1], scale, soft_cap, sinks is not None, rule))
+        rule = self._rule_of(number, layer_idx, mask, options)
+        pair_width = query.shape[-1] + value.shape[-1]
+        self.calls.append(
+            CallSpec(source, is_sharing, query.shape[1], scale, soft_cap, sinks is not None, rule, pair_width)
+        )
         out = scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
         )
@@ -218,15 +233,15 @@ class _Recorder:
                 update.layer_idx,
                 update.key.shape[1],
                 update.key.shape[-1],
-                update.value.shape[-1],
+                0 if update.is_one else update.value.shape[-1],
                 update.key.dtype,
                 is_latent,
             )
         )
         self.unread = None
 
-    def _rule_of(self, number: int, mask: object, options: dict[str, Any]) -> Rule:
-        rule = self._named_rule(number, mask, options)
+    def _rule_of(self, number: int, layer_idx: int, mask: object, options: dict[str, Any]) -> Rule:
+        rule = self._named_rule(number, layer_idx, mask, options)
         if rule.extent == 1:
             raise UnsupportedModelError(
                 f"{self.model_name}: attention call {number} sees one token alone ({rule.kind} of 1), for which "
@@ -235,11 +250,13 @@ class _Recorder:
             )
         return rule
 
-    def _named_rule(self, number: int, mask: object, options: dict[str, Any]) -> Rule:
+    def _named_rule(self, number: int, layer_idx: int, mask: object, options: dict[str, Any]) -> Rule:
+        if layer_idx in self.indexed:
+            return Rule("full")  # which keys an indexer leaves out is another question at each step
         if mask is None:
             window = options.get("sliding_window")
             return Rule("window", int(window)) if window else Rule("full")
-        rule = self.masks.get(mask.data_ptr()) if isinstance(mask, torch.Tensor) else None
+        rule = self.masks.get(_address(mask)) if isinstance(mask, torch.Tensor) else None
         if rule is None:
             raise self._refusal(
                 f"attention call {number} needs a mask of its own, which is neither causal nor a window nor a chunk",
@@ -264,7 +281,7 @@ class _Recorder:
     def _refusal(self, reason: str, remedy: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self.model_name}: {reason}; paged memory would answer wrongly. {remedy}")
 
-    def finish(self, states: tuple[StateSpec, ...], num_vocabulary: int) -> ModelLayers:
+    def finish(self, cache: compat.Cache, num_vocabulary: int) -> ModelLayers:
         if self.unread is not None:
             raise self._bypassed(self.unread)
         if not self.sources:
@@ -273,34 +290,50 @@ class _Recorder:
                 "itself, or has none)",
                 SEE_TABLE,
             )
-        return ModelLayers(tuple(self.calls), tuple(self.sources), states, num_vocabulary)
+        compressed = [
+            EntrySpec(layer_idx, ratio, dim, dtype, num_raw, raw_dim)
+            for layer_idx, layer in enumerate(cache.layers)
+            for ratio, dim, dtype, num_raw, raw_dim in compat.compressed_entries(layer)
+        ]
+        return ModelLayers(
+            tuple(self.calls),
+            tuple(self.sources),
+            tuple(_states(cache)),
+            num_vocabulary,
+            (*self.entries, *compressed),
+        )
 
 
 def probe(model: compat.Model) -> ModelLayers:
     """Find out what a model keeps and reads. Changes nothing.
 
     Args:
-        model: any decoder, in evaluation mode.
+        model: any decoder, in evaluation mode; on the meta device (:func:`~pagedkv.probe.compat.make_without_weights`)
+            it is asked the same, and nothing is computed.
 
     Raises:
         UnsupportedModelError: paged memory would answer wrongly for it: which layer, and why.
 
     Cost: one forward pass of two tokens.
     """
-    recorder = _Recorder(type(model).__name__, model.device)
     cache = compat.dense_cache(model)
-    if any(map(compat.has_indexer, cache.layers)):
-        raise recorder._refusal("its attention is sparse, by an indexer with keys of its own", SEE_TABLE)  # noqa: SLF001
-    update = cache.update
+    indexed = frozenset(number for number, layer in enumerate(cache.layers) if compat.has_indexer(layer))
+    recorder = _Recorder(type(model).__name__, model.device, indexed)
+    update, update_indexer = cache.update, cache.update_indexer
 
     def watched(
         key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: object, **options: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = update(key, value, layer_idx, *args, **options)
-        recorder.note_update(layer_idx, keys, values)
+        recorder.note_update(layer_idx, keys, values, is_one=key is value)
         return keys, values
 
+    def watched_indexer(keys: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        recorder.note_indexer_keys(layer_idx, keys)
+        return update_indexer(keys, layer_idx)
+
     cast("Any", cache).update = watched  # of this cache object alone
+    cast("Any", cache).update_indexer = watched_indexer
     tokens = torch.tensor([[1, 2]], device=model.device)
     positions = torch.arange(NUM_TOKENS, device=model.device)[None]
     inputs: dict[str, object] = {"input_ids": tokens, "position_ids": positions}
@@ -310,7 +343,7 @@ def probe(model: compat.Model) -> ModelLayers:
         )
     wanted = torch.tensor([NUM_TOKENS - 1], device=model.device)
     try:
-        with torch.inference_mode(), BorrowedModel(model).calling(PROBE), listening(recorder):
+        with torch.inference_mode(), BorrowedModel(model).calling(PROBE), listening(recorder), compat.computing(model):
             logits = compat.forward(model, wanted, cache, **inputs)
     except (UnsupportedModelError, RankLostError):
         raise
@@ -318,7 +351,7 @@ def probe(model: compat.Model) -> ModelLayers:
         raise UnsupportedModelError(
             f"{type(model).__name__} fails with two tokens, positions and a cache: {type(problem).__name__}: {problem}"
         ) from problem
-    return recorder.finish(tuple(_states(cache)), logits.shape[-1])
+    return recorder.finish(cache, logits.shape[-1])
 
 
 def _states(cache: compat.Cache) -> list[StateSpec]:
@@ -332,4 +365,12 @@ def _states(cache: compat.Cache) -> list[StateSpec]:
 
 
 def _same(kept: torch.Tensor, read: torch.Tensor) -> bool:
-    return kept is read or (kept.shape == read.shape and kept.dtype == read.dtype and torch.equal(kept, read))
+    if kept is read:
+        return True
+    is_alike = kept.shape == read.shape and kept.dtype == read.dtype
+    return is_alike and not kept.is_meta and torch.equal(kept, read)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return a number that a tensor shares with its views alone, also where it has no memory."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - data_ptr() is 0 on the meta device

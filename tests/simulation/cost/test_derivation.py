@@ -80,8 +80,8 @@ def test_windowed_layers_are_charged_apart() -> None:
 def test_a_state_is_read_and_written_and_moved_whole() -> None:
     jamba = read_model("jamba-v0.1")
     cost = derive_cost_model(jamba, H100)
-    assert isclose(cost.sequence_state_s, 2 * 8_716_288 / (0.8 * 3.35e12))
-    assert cost.swap_s(1) > 8_716_288 / 64e9
+    assert isclose(cost.sequence_state_s, 2 * 16_515_072 / (0.8 * 3.35e12))
+    assert cost.swap_s(1) > 16_515_072 / 64e9
 
 
 def test_a_token_reads_the_active_weights_and_many_tokens_all() -> None:

@@ -19,6 +19,7 @@ import typer
 from rich.progress import Progress
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.model_reading import named_model
 from pagedkv.cli.options import command, flag, option, parse_gib_list, parse_size
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import prepare, progress_bars
@@ -35,7 +36,7 @@ from pagedkv.cli.trace_options import (
 from pagedkv.contract.space_config import DEFAULT_EVICTION, blocks_that_fit
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError, InterruptedRunError
-from pagedkv.models import ModelMemory, read_model
+from pagedkv.models import ModelMemory
 from pagedkv.models.memory import GIB, block_nbytes_of, groups_of
 from pagedkv.planner.capacity.curve import (
     FOR_MANY_REQUESTS,
@@ -169,7 +170,7 @@ class CacheSizes:
         if self.capacities is not None:
             raise ConfigurationError("--capacities counts blocks of one pool: with --model give --memory instead")
         sizes_gib = () if self.memory is None else tuple(parse_gib_list(self.memory))
-        sized = SizedModel(read_model(self.model, self.kv_dtype), self.block_size, sizes_gib)
+        sized = SizedModel(named_model(self.model, self.kv_dtype), self.block_size, sizes_gib)
         if not sizes_gib and not all(map(keeps_whole_prefix, groups_of(sized.model, self.block_size))):
             raise ConfigurationError(
                 f"{sized.model.name} has windows or states, and is measured at given sizes: name them, as in "

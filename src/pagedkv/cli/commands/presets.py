@@ -10,7 +10,7 @@ from pagedkv.cli.tables import print_numbers, show
 from pagedkv.cli.user_errors import reported
 from pagedkv.models import model_names, read_model
 from pagedkv.models.memory import GIB
-from pagedkv.models.presets import PRESETS
+from pagedkv.models.presets import source_of
 from pagedkv.report.tables import Columns, Json, named, table
 from pagedkv.simulation.cost import cost_model_names, find_gpu, gpu_names
 
@@ -76,5 +76,5 @@ def _model(name: str) -> dict[str, object]:
     return {
         **{key: getattr(model, key) for key in ("token_nbytes", "state_nbytes", "weights_nbytes", "max_context")},
         "groups": {group.name: group.token_nbytes for group in model.groups},
-        "source": PRESETS[name].source,
+        "source": source_of(name),
     }
