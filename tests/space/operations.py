@@ -335,7 +335,7 @@ class SpaceOperations(RuleBasedStateMachine):
     def free_rows(self, batch: list[ModelSequence], intent: str = "", num_generated: int | None = None) -> None:
         """Give sequences up, wherever they are, with a word on what becomes of what they leave."""
         rows = [sequence.row for sequence in batch]
-        wishes: dict[str, dict[str, Any]] = {"low": {"priority": -1}}
+        wishes: dict[str, dict[str, Any]] = {"low": {"priority": -1}, "end": {"keeps_end": True}}
         others = [row for row in self.model.sequences if row not in rows and not self.model.sequences[row].is_lost]
         if others:
             wishes["superseded"] = {"superseded_by": others[0]}

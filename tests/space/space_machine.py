@@ -44,7 +44,7 @@ COUNTS: Final = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 LENGTH: Final = st.integers(0, 24)
 DRAFTS: Final = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 LOOKAHEAD: Final = st.sampled_from((0, 0, 0, 1, MOST_LOOKAHEAD))
-INTENT: Final = st.sampled_from(("", "", "", "low", "high", "lease", "superseded"))
+INTENT: Final = st.sampled_from(("", "", "", "end", "end", "low", "high", "lease", "superseded"))
 OTHER_KEYS: Final = st.none() | st.sampled_from(KEYS)
 TENANT: Final = st.sampled_from((0, 1, 1, 2, 2))
 

@@ -181,6 +181,7 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "fork while pending": lambda space: space.fork(4, 2),
     "free": lambda space: space.free([0, 3]),
     "free with outputs": lambda space: space.free([0, 3], num_generated=[7, 0]),
+    "free at kept ends": lambda space: space.free([0, 3], keeps_end=True),
     "advance": lambda space: space.advance(1.0),
     "free what others wait for": lambda space: space.free([4]),
     "swap out": lambda space: space.swap_out([0, 1]),

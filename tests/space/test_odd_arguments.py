@@ -123,6 +123,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
         "superseded_by": None,
         "keep_until_s": None,
         "priority": 0,
+        "keeps_end": True,
     },
     "generation": lambda it: {"row": it.running},
     "generation_or_none": lambda it: {"row": it.running},

@@ -377,3 +377,15 @@ def test_contents_of_nothing_and_of_what_is_gone() -> None:
     assert contents.token_ids.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     cache(space, tokens(16, first=100), NO_KEYS)
     assert space.contents_of(events).num_tokens.tolist() == [0, 0]
+
+
+def test_the_partly_filled_blocks_at_a_sequences_end_are_told_to_nobody() -> None:
+    space = new_space(*MIXES["full and state"], num_blocks={"device": 51, "state": 21}, events=True)
+    row = prefill(space, tokens(6))
+    space.free(row, keeps_end=True)
+    encoder = BatchEncoder(space.config.groups, "life")
+    told = decode_batch(encoder.batch(1.0, changes_of(space, space.drain_events())), "")
+    sizes = {(change.group, change.block_size) for change in told.events if isinstance(change, BlocksStored)}
+    assert sizes == {(0, 4), (1, 6)}  # the state is of 6 tokens, of which two lie in a block of keys
+    listed = [size for pool in listed_pools(space) for size in pool.contents.num_tokens.tolist()]
+    assert listed == [4, 6]

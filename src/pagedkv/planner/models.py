@@ -12,8 +12,6 @@ from pagedkv.models import ModelMemory, read_model as read_by_table
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.reader import is_preset, read_config
 
-__all__ = ["asks_class", "read_model"]
-
 
 def asks_class(name_or_path: str) -> bool:
     """Return whether :func:`read_model` asks a model's class, which takes seconds, rather than look something up."""

@@ -71,7 +71,10 @@ def lease_breakpoints(space: BlockSpace, book: LeaseBook, request: Request, num_
 
 
 def release(space: BlockSpace, request: Request, rows: list[int]) -> tuple[Receipt, ...]:
-    """Free the rows of ended sequences by the request's intent; if another request replaces it, by that instead."""
+    """Free the rows of ended sequences by the request's intent; if another request replaces it, by that instead.
+
+    Their ends are kept for a next turn, unless they are replaced or to be evicted first.
+    """
     intent, successor = request.intent, request.superseded_by
     num_generated = [request.num_generated] * len(rows)
     if successor is not None and successor.rows:
@@ -79,12 +82,12 @@ def release(space: BlockSpace, request: Request, rows: list[int]) -> tuple[Recei
     if successor is not None or intent.retention < 0:
         return space.free(rows, num_generated=num_generated, priority=-1)
     if intent is NO_INTENT or not space.config.leases:
-        return space.free(rows, num_generated=num_generated)
+        return space.free(rows, num_generated=num_generated, keeps_end=True)
     if intent.keep_for_s is None:
-        return space.free(rows, num_generated=num_generated, priority=intent.retention)
+        return space.free(rows, num_generated=num_generated, priority=intent.retention, keeps_end=True)
     until_s = _end_of(space.now_s, intent.keep_for_s)
     known = [request.known_token_ids] if request.sequences is None else request.sequences()
-    receipts = space.free(rows, num_generated=num_generated, keep_until_s=until_s)
+    receipts = space.free(rows, num_generated=num_generated, keep_until_s=until_s, keeps_end=True)
     for token_ids in known:
         num_leased = space.lease(_in_space(space, token_ids), until_s, keys=request.keys)
         request.num_leased_tokens = max(request.num_leased_tokens, num_leased)

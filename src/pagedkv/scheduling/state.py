@@ -213,7 +213,8 @@ class SchedulerState:
         if is_over:
             request.note_receipts(release(self.space, request, rows))
         else:
-            request.note_receipts(self.space.free(rows, num_generated=[request.num_generated] * len(rows)))
+            num_generated = [request.num_generated] * len(rows)
+            request.note_receipts(self.space.free(rows, num_generated=num_generated, keeps_end=True))
 
     def note_computed(self, request: Request, num_computed: int) -> None:
         """Lease the tokens before breakpoints that a request has reached."""

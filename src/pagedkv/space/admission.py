@@ -55,7 +55,7 @@ from pagedkv.space.rows import (
     note_change,
 )
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.states import resume, surrender
+from pagedkv.space.states import go_on_from, resume, surrender
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import charge_hits, charge_to, keep_caps
 from pagedkv.space.windows import keep_prompt
@@ -298,6 +298,8 @@ def allocate_prompt(  # noqa: C901 - what only some spaces have is called where 
 
 def _go_on_from_tails(state: SpaceState, ledger: StepLedger, row: int, hit: PrefixHit) -> None:
     """Let a new row go on from the tails of its hit: the plan copies those that it has not taken over."""
+    if state.checkpoints is not None:
+        go_on_from(state, row, hit.tails)
     for tail in hit.tails:
         group = state.groups[tail.group]
         own = int(group.arrays.table[row, tail.logical_index])

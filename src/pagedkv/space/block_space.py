@@ -392,6 +392,7 @@ class BlockSpace(SpaceView):
         superseded_by: int | None = None,
         keep_until_s: float | None = None,
         priority: int = 0,
+        keeps_end: bool = False,
     ) -> tuple[Receipt, ...]:
         """Free sequences that are running, swapped out or lost. O(blocks), about 5 ns each.
 
@@ -407,15 +408,23 @@ class BlockSpace(SpaceView):
             priority: 1: what they leave is evicted after all other unleased blocks, but before leases, as long as it
                 stays cached. -1: what only they held is evicted first. 1 needs ``leases`` in the configuration, as
                 ``keep_until_s`` does.
+            keeps_end: keep the states of recurrent groups where the rows end, so that a conversation's next turn hits
+                all that was computed, whatever its length: its first step copies these states, and the partly filled
+                blocks of other groups. The end of a turn that goes on from another end supersedes that one, and the
+                states of the prompt before it. Nothing is copied or taken for this. Of rows whose last step is in
+                flight, or that share their last blocks, and with ``num_draft_states``, nothing is kept.
 
         Returns their receipts, in the order of ``rows``, if the space keeps receipts; else an empty tuple.
 
         Raises:
             SequenceError: ``superseded_by`` is among ``rows``, or is neither running nor swapped out.
             TokenError: not as many numbers as rows, or a negative one.
-            ConfigurationError: a lease whose end is past or infinite; another priority; two of the three at once.
+            ConfigurationError: a lease whose end is past or infinite; another priority; two of the three at once;
+                ``keeps_end`` that is no truth value.
         """
         leaving = releasing.as_leaving(self._state, superseded_by, keep_until_s, priority)
+        if keeps_end is not False:
+            leaving = leaving._replace(keeps_end=as_flag(keeps_end, "keeps_end"))
         batch = as_batch(rows)
         if num_generated is not None:
             leaving = leaving._replace(num_outputs=as_num_outputs(num_generated, batch))

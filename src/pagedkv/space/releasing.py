@@ -58,6 +58,7 @@ from pagedkv.space.rows import (
     release_or_shed,
 )
 from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.states import keep_ends
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.windows import carrier_of, keep_what_leaves
 
@@ -73,12 +74,14 @@ class Leaving(NamedTuple):
         goes_first: whether cached blocks that no other row holds are evicted before all others.
         goes_last: whether what they leave is evicted after all other unleased blocks.
         keep_until_s: until when a lease keeps what they leave; None for no lease.
+        keeps_end: whether the states at their ends are kept, for sequences that go on from there.
     """
 
     num_outputs: Int32Array = NO_OUTPUTS
     goes_first: bool = False
     goes_last: bool = False
     keep_until_s: float | None = None
+    keeps_end: bool = False
 
 
 NOTHING_WANTED: Final = Leaving()
@@ -117,6 +120,8 @@ def free(  # noqa: C901 - what only some spaces have is called where it happens
             is_there = (rows[batch, STATUS] == SWAPPED) | (rows[batch, STATUS] == LOST_ON_HOST)
             on_device, on_host = batch[~is_there], batch[is_there]
             outputs = outputs[~is_there] if len(outputs) else NO_OUTPUTS
+        if leaving.keeps_end and state.checkpoints is not None and not state.draft_tables:
+            keep_ends(state, on_device)
         if state.shedding_groups:
             keep_what_leaves(state, on_device)
         if state.draft_tables:

@@ -195,6 +195,14 @@ class DraftTable:
         return self.group.pool
 
 
+class NamedLife(NamedTuple):
+    """A named block in one of its lives: of which pool, and in which life."""
+
+    pool: str
+    block: int
+    life: int
+
+
 class TailNote(NamedTuple):
     """The record of a named tail (:mod:`pagedkv.space.states`).
 
@@ -202,12 +210,16 @@ class TailNote(NamedTuple):
         group: index of the group; parent: digest of the whole intervals before it, as bytes of its words.
         length: its tokens.
         life: life of the block when it was named.
+        is_end: whether a sequence ended there, rather than a prompt.
+        before: of an end, the states at the end of its prompt.
     """
 
     group: int
     parent: bytes
     length: int
     life: int
+    is_end: bool = False
+    before: tuple[NamedLife, ...] = ()
 
 
 class Checkpoints:
@@ -216,6 +228,9 @@ class Checkpoints:
     Attributes:
         alignment: hits end at multiples of this in all groups but states.
         wanted: int32 ``[max_sequences]``, up to where the last state of each row's prompt is to be kept; 0: nowhere.
+        prompt_ends: by row, the states kept at the end of its prompt.
+        continued: by row that goes on from another sequence's end: the blocks of that end, and the states at the end of
+            the prompt before it. The row's own end supersedes them.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -223,12 +238,21 @@ class Checkpoints:
         sizes = [group.block_size for group in config.groups if group.prefix_caching and not keeps_state(group)]
         self.alignment = math.lcm(*sizes)
         self.wanted = np.zeros(config.max_sequences, np.int32)
+        self.prompt_ends: dict[int, list[NamedLife]] = {}
+        self.continued: dict[int, list[NamedLife]] = {}
         self._notes: dict[tuple[str, int], TailNote] = {}
         self._blocks: dict[tuple[int, bytes], dict[int, set[int]]] = {}
 
     def __bool__(self) -> bool:
         """Whether anything was ever kept."""
         return bool(self._notes)
+
+    def clear(self, batch: Int32Array) -> None:
+        """Forget what was noted of rows. O(rows)."""
+        self.wanted[batch] = 0
+        for row in batch.tolist() if self.prompt_ends or self.continued else ():
+            self.prompt_ends.pop(row, None)
+            self.continued.pop(row, None)
 
     def note(self, pool: str, block: int, note: TailNote) -> None:
         """Record a block that was named. O(1)."""
@@ -634,7 +658,7 @@ class SpaceState:
         for group in self.shedding_groups:
             self.ends[group.index][batch] = 0
         if self.checkpoints is not None:
-            self.checkpoints.wanted[batch] = 0
+            self.checkpoints.clear(batch)
 
     def checkpoint_of(self, num_tokens: int, num_hit_tokens: int) -> int:
         """Return where a chunk of a prompt with a hit should end, so that its last state is kept there; 0 if nowhere.

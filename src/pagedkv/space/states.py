@@ -1,4 +1,4 @@
-"""Recurrent states at the ends of prompts: where they are to be kept, and naming those that a plan computes.
+"""Recurrent states at the ends of prompts and sequences: where they are to be kept, and naming them.
 
 They give the third pass of matching longer hits, which end inside a state's interval, at boundaries of all other
 groups; :mod:`pagedkv.space.partial_hits` lets a row continue from one. ``Checkpoints`` records the lengths of the
@@ -15,17 +15,18 @@ from it copies it first (:mod:`~pagedkv.space.growing`)::
                                                ^ named by its parent's digest, 160, and the 160 tokens
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import ExtraKeyArrays, digest_block, set_digest, set_parent
+from pagedkv.blocks.digests import ROOT_WORDS, ExtraKeyArrays, digest_block, set_digest, set_parent
 from pagedkv.blocks.epochs import copy_epochs
 from pagedkv.blocks.life_cycle import drop_name, release
 from pagedkv.blocks.prefix_index import find, name_block
 from pagedkv.blocks.record import (
     AT_END,
+    CALLED_OFF,
     EXTRA,
     HOLD_STEP,
     IN_USE,
@@ -36,7 +37,10 @@ from pagedkv.blocks.record import (
     OPEN_STEP,
     PENDING_STEP,
     QUEUE,
+    REF_COUNT,
+    SHED,
     PoolArrays,
+    is_leased,
 )
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array, Uint32Array
@@ -46,11 +50,14 @@ from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
     FROZEN,
+    FULL,
+    KIND,
     LAST_STEP,
     NAME_IN_POOL,
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
+    NUM_PLANNED,
     NUM_TOKENS,
     PROMPT_END,
     RUNNING,
@@ -60,7 +67,7 @@ from pagedkv.space.rows import (
     TAIL_LIFE,
     GroupArrays,
 )
-from pagedkv.space.state import Checkpoints, Group, SpaceState, TailNote
+from pagedkv.space.state import Checkpoints, Group, NamedLife, SpaceState, TailNote
 from pagedkv.space.steps import InFlightStep
 
 
@@ -88,22 +95,114 @@ def name_states(state: SpaceState, step: InFlightStep) -> None:
 
 
 def _keep_state(state: SpaceState, checkpoints: Checkpoints, group: Group, row: int, index: int, length: int) -> None:
-    pool, parent = group.pool, state.chains[group.lane][row]
+    parent = state.chains[group.lane][row]
+    note = _keep_tail(state, checkpoints, group, row, index * group.block_size + length, parent)
+    if note is not None:
+        checkpoints.prompt_ends.setdefault(row, []).append(note)
+
+
+def _keep_tail(
+    state: SpaceState,
+    checkpoints: Checkpoints,
+    group: Group,
+    row: int,
+    position: int,
+    parent: Uint32Array,
+    *,
+    is_end: bool = False,
+    before: tuple[NamedLife, ...] = (),
+) -> NamedLife | None:
+    """Name a row's block for the tokens that it has up to a position; None if another block has that name."""
+    pool, (index, length) = group.pool, divmod(position, group.block_size)
     extra = _extra_of_tail(state, group, row, index, length)
-    block = name_tail(*group.view, row, parent, state.extra_keys.arrays, extra)
+    block = name_tail(*group.view, row, position, parent, state.extra_keys.arrays, extra, is_end)
     if block == NULL_BLOCK:
-        return
+        return None
     if group.arrays.parameters[SHEDS]:
         pool.arrays.records[block, KEPT] |= AT_END
     life = int(pool.arrays.records[block, LIFE])
-    checkpoints.note(pool.name, block, TailNote(group.index, parent.tobytes(), length, life))
+    checkpoints.note(pool.name, block, TailNote(group.index, parent.tobytes(), length, life, is_end, before))
+    return NamedLife(pool.name, block, life)
+
+
+def keep_ends(state: SpaceState, batch: Int32Array) -> None:
+    """Before rows release their blocks: keep what a sequence that goes on from their ends needs.
+
+    An end is the last position that is computed: of a sequence that was sampled, the one before its last token. States
+    are advanced in place, so the state there is the row's own block, and costs nothing to keep. With it the other
+    groups keep their last, partly filled blocks. Nothing is kept of a row without a step, or whose last one is in
+    flight, since it may fail; of one whose last block others write; of one shorter than a block of full attention; and
+    at the last token of an interval, where the row has no block of the one before.
+    """
+    checkpoints, rows = state.checkpoints, state.rows
+    assert checkpoints is not None
+    for row in batch[(rows[batch, STATUS] == RUNNING) & (rows[batch, FROZEN] == 0)].tolist():
+        position = int(min(rows[row, NUM_PLANNED], rows[row, NUM_ACCEPTED]))
+        is_certain = position == rows[row, NUM_PLANNED] and 0 < rows[row, LAST_STEP] <= state.settled_step
+        if not is_certain or (state.limits_publishing and position > state.publish_limits[row]):
+            continue
+        parents = [_parent_of_end(state, group, row, position) for group in state.cached_groups]
+        if any(parent is None for parent in parents):
+            continue
+        before = tuple(checkpoints.prompt_ends.get(row, ()))
+        for group, parent in zip(state.cached_groups, parents, strict=True):
+            if position % group.block_size and parent is not None:
+                _keep_tail(state, checkpoints, group, row, position, parent, is_end=True, before=before)
+        for named in checkpoints.continued.pop(row, ()):
+            _supersede(state, named)
+
+
+def _parent_of_end(state: SpaceState, group: Group, row: int, position: int) -> Uint32Array | None:
+    """Return the digest before the block in which a row's end lies; None if that end cannot be kept."""
+    index, length = divmod(position, group.block_size)
+    if not length:
+        return ROOT_WORDS
+    if not _has_to_itself(state, group, row, index):
+        return None
+    digests, table = group.pool.arrays.digests, group.arrays.table[row]
+    num_digested = state.rows[row, int(group.arrays.parameters[AT]) + NUM_DIGESTED]
+    if index == 0:  # as the root's child it could be followed, in groups whose hits follow links
+        return None if group.keeps_whole_prefix else ROOT_WORDS
+    if num_digested > index and table[index - 1] == NULL_BLOCK:
+        return None
+    parent: Uint32Array = (digests[table[index - 1]] if num_digested > index else state.chains[group.lane][row]).copy()
+    return parent if num_digested >= index else None
+
+
+def _has_to_itself(state: SpaceState, group: Group, row: int, index: int) -> bool:
+    """Return whether a row has a block that no other writes, and that no plan in flight copies."""
+    if index >= state.rows[row, int(group.arrays.parameters[AT]) + NUM_BLOCKS]:
+        return False
+    record = group.pool.arrays.records[group.arrays.table[row, index]]
+    return bool(record[REF_COUNT] == 1 and record[HOLD_STEP] <= state.settled_step)
+
+
+def _supersede(state: SpaceState, named: NamedLife) -> None:
+    """Drop what a later end takes the place of, unless it is in use, leased, or another block by now."""
+    arrays = state.pools[named.pool].arrays
+    record = arrays.records[named.block]
+    if record[LIFE] == named.life and record[NAME] and record[REF_COUNT] == 0 and not is_leased(arrays, named.block):
+        drop_name(arrays, named.block, SHED)
+
+
+def go_on_from(state: SpaceState, row: int, tails: Sequence[Tail]) -> None:
+    """Note that a new row goes on from an end, which its own end will supersede."""
+    checkpoints = state.checkpoints
+    assert checkpoints is not None
+    for tail in tails:
+        pool = state.groups[tail.group].pool
+        note = checkpoints.note_of(pool.name, pool.arrays, tail.block)
+        if note is not None and note.is_end:
+            named = NamedLife(pool.name, tail.block, note.life)
+            checkpoints.continued.setdefault(row, []).extend((named, *note.before))
 
 
 def check_states(state: SpaceState) -> None:
-    """A state kept inside an interval has the digest of its noted tail, and was not written since."""
+    """What is kept inside an interval or block has the digest of its noted tail; no state was written since."""
     assert state.checkpoints is not None
-    for group in state.state_groups:
+    for group in state.cached_groups:
         _check_noted(state, state.checkpoints, group)
+    for group in state.state_groups:
         _check_unwritten(state, state.checkpoints, group)
 
 
@@ -143,19 +242,21 @@ def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length
 
 
 def longest_inside_intervals(known: Known, whole: Ending, checkpoints: Checkpoints) -> Ending:
-    """Find the longest hit that ends with states kept inside intervals; the given one if none is longer."""
+    """Find the longest hit that ends with states kept inside intervals; the given one if none is longer.
+
+    It ends at the end of a prompt, where the blocks of all other groups end, or at the end of a sequence, which has
+    kept its last blocks of all groups.
+    """
+    state, chains = known.state, known.chains.values()
+    most = min([known.prompt.num_hittable, *(chain.num_tokens + chain.group.block_size - 1 for chain in chains)])
     ends = {
         end
-        for group in known.state.state_groups
-        for end in ends_of_states(known.lookups[group.index], whole.num_tokens, known.limit, checkpoints)
+        for group in state.state_groups
+        for end in ends_of_states(known.lookups[group.index], whole.num_tokens, most, checkpoints)
     }
     for end in sorted(ends, reverse=True):
-        tails = [
-            state_at(known, known.lookups[group.index], end)
-            for group in known.state.state_groups
-            if end % group.block_size
-        ]
-        longer = ending_at(known, end, tails)
+        tails = _tails_at(known, end)
+        longer = None if tails is None else ending_at(known, end, tails)
         if longer is not None:
             return longer
     return whole
@@ -168,19 +269,47 @@ def ends_of_states(lookup: Lookup, length: int, most: int, checkpoints: Checkpoi
     for index in range(length // group.block_size, num_known + 1):
         for num_tokens in checkpoints.lengths(group.index, lookup.parent_of(index)):
             end = index * group.block_size + num_tokens
-            if length < end <= most and end % checkpoints.alignment == 0:
+            if length < end <= most:
                 yield end
+
+
+def _tails_at(known: Known, end: int) -> list[Tail | None] | None:
+    """Find what all groups have kept at an end inside their blocks; None if one has not: shortest blocks first."""
+    tails: list[Tail | None] = []
+    for group in sorted(known.state.cached_groups, key=lambda group: group.block_size):
+        if end % group.block_size:
+            tail = _tail_at(known, group, end)
+            if tail is None:
+                return None
+            tails.append(tail)
+    return tails
+
+
+def _tail_at(known: Known, group: Group, end: int) -> Tail | None:
+    """Find what a group has kept of the prompt's first ``end`` tokens, which end inside one of its blocks."""
+    chain = known.chains.get(group.index)
+    if chain is None:
+        return state_at(known, known.lookups[group.index], end)
+    index = end // group.block_size
+    if len(chain.blocks) < index:
+        return None
+    return _kept_tail(known, group, end, group.pool.arrays.digests[chain.blocks[index - 1]] if index else ROOT_WORDS)
 
 
 def state_at(known: Known, lookup: Lookup, end: int) -> Tail | None:
     """Find a group's state behind the prompt's first ``end`` tokens, which end inside an interval."""
-    state, prompt, (group, _) = known.state, known.prompt, lookup
+    index = end // lookup.group.block_size
+    return None if lookup.num_known < index else _kept_tail(known, lookup.group, end, lookup.parent_of(index))
+
+
+def _kept_tail(known: Known, group: Group, end: int, parent: Uint32Array) -> Tail | None:
+    state, prompt = known.state, known.prompt
     index = end // group.block_size
     start = index * group.block_size
     extra = _extra_of_prompt_tail(known, start, end)
-    if lookup.num_known < index or extra is None:
+    if extra is None:
         return None
-    parent, keys = lookup.parent_of(index), state.extra_keys.arrays
+    keys = state.extra_keys.arrays
     block = find_tail(group.pool.arrays, group.arrays, parent, prompt.tokens[start:end], keys, extra)
     return Tail(group.index, int(block), index, parent.copy(), end - start) if block != NULL_BLOCK else None
 
@@ -224,17 +353,25 @@ def name_tail(
     group: GroupArrays,
     rows: Int32Array,
     row: int,
+    num_tokens: int,
     parent: Uint32Array,
     extra_keys: ExtraKeyArrays,
     extra: int,
+    is_end: bool,  # noqa: FBT001 - loops take arguments by place
 ) -> int:
-    """Name the block that a row has partly filled, with the extra keys of its tail; return it.
+    """Name a block of a row for its tokens below ``num_tokens``, with the extra keys of this tail; return it.
 
-    The null block if the row's is named already, or another one has its name.
+    The null block if the row's is named already, or another one has its name. At a sequence's end, a name for the open
+    step's tokens goes: the row leaves without them. In a group whose hits follow links, such a block is nobody's child:
+    it is found by its digest alone, since what lies behind its tokens is of an earlier life.
     """
     block_size = group.parameters[BLOCK_SIZE]
-    num_tokens = rows[row, NUM_TOKENS]
-    block = group.table[row, num_tokens // block_size]
+    index = num_tokens // block_size
+    block = group.table[row, index]
+    if is_end and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+        if pool.records[block, NAME]:
+            drop_name(pool, block, CALLED_OFF)
+        pool.records[block, PENDING_STEP] = 0
     if pool.records[block, NAME]:
         return NULL_BLOCK
     name = group.parameters[NAME_IN_POOL]
@@ -247,7 +384,11 @@ def name_tail(
     pool.records[block, EXTRA] = extra
     record = rows[row]
     at = group.parameters[AT]
-    name_block(pool, name, block, record[at + TAIL], record[at + TAIL_LIFE])
+    before, life = record[at + TAIL], record[at + TAIL_LIFE]
+    if is_end:
+        before = group.table[row, index - 1] if index else NULL_BLOCK
+        life = pool.records[before, LIFE] - int(group.parameters[KIND] == FULL)
+    name_block(pool, name, block, before, life)
     return int(block)
 
 

@@ -31,7 +31,7 @@ A clear removes all blocks, so events of a batch before a clear are left out.
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias, assert_never, final
 
@@ -39,11 +39,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.answers import CLEARED, GAP, REMOVED, STORED, BlockContents, CacheEvents, StoredBlocks, TierEvents
-from pagedkv.contract.arrays import Int64Array
+from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.contract.extras import needing
 from pagedkv.contract.keys import LORA, MEDIA, SALT, fields_of
 from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, keeps_state
 from pagedkv.wire.decoding import DEVICE, DIGEST_NBYTES, UNKNOWN_PARENT
 
 with needing("record", "a stream of KV events"):
@@ -170,13 +170,46 @@ def changes_of(space: CachedSpace, events: Sequence[CacheEvents], tiers: Sequenc
     """
     if any((each.kinds == GAP).any() for each in events):
         return (*listed_pools(space), *tiers)
-    return (*(ChangedPool(each, space.contents_of(each)) for each in events if len(each)), *tiers)
+    changed = ((each, space.contents_of(each)) for each in events if len(each))
+    return (
+        *(ChangedPool(each, _without_ends(space.config.groups, each.groups, contents)) for each, contents in changed),
+        *tiers,
+    )
+
+
+def _without_ends(groups: Sequence[GroupSpec], of_blocks: Int32Array, contents: BlockContents) -> BlockContents:
+    """Count blocks that are kept for the end of a sequence as gone: who follows a cache counts whole blocks of keys."""
+    sizes = np.array([0 if keeps_state(group) else group.block_size for group in groups], np.int32)
+    is_end = contents.num_tokens < sizes[of_blocks]
+    return replace(contents, num_tokens=np.where(is_end, 0, contents.num_tokens)) if is_end.any() else contents
 
 
 def listed_pools(space: CachedSpace) -> tuple[ListedPool, ...]:
     """Copy all cached blocks of all pools. Changes nothing. O(blocks x block size)."""
     listed = [space.stored_blocks(pool) for pool in space.config.pool_names]
-    return tuple(ListedPool(blocks, space.contents_of(blocks)) for blocks in listed)
+    return tuple(_whole_blocks(space, blocks, space.contents_of(blocks)) for blocks in listed)
+
+
+def _whole_blocks(space: CachedSpace, blocks: StoredBlocks, contents: BlockContents) -> ListedPool:
+    """Leave the ends of sequences out of a list."""
+    num_tokens = _without_ends(space.config.groups, blocks.groups, contents).num_tokens
+    kept = np.flatnonzero(num_tokens)
+    if len(kept) == len(blocks):
+        return ListedPool(blocks, contents)
+    keys = {
+        place: contents.extra_keys[index] for place, index in enumerate(kept.tolist()) if index in contents.extra_keys
+    }
+    return ListedPool(
+        StoredBlocks(
+            blocks.pool,
+            blocks.groups[kept],
+            blocks.block_ids[kept],
+            blocks.digests[kept],
+            blocks.parent_digests[kept],
+            blocks.is_parent_known[kept],
+        ),
+        BlockContents(contents.token_ids[kept], num_tokens[kept], keys),
+    )
 
 
 class _Event(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
