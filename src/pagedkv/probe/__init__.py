@@ -10,4 +10,5 @@
 from pagedkv.contract.extras import needing
 
 with needing("hf", "pagedkv.probe"):
-    import torch  # noqa: F401 - so that its absence raises MissingExtraError
+    import tokenizers  # noqa: F401 - the error of transformers would not name it
+    import torch  # noqa: F401 - so that the absence of either raises MissingExtraError
