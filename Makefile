@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-pretrained test-peers test-nixl lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
+.PHONY: help run serve replay test test-plain test-long test-long-part test-ray test-transformers test-numba test-pretrained test-peers test-nixl lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -44,7 +44,7 @@ replay: $(STAMP) ## replay generated conversations, then a recorded trace if it 
 OPERATIONS ?= 6000
 PROFILE ?= quick
 # Workers take all cores, so each has one thread.
-test test-plain test-long test-ray test-transformers: export OMP_NUM_THREADS := 1
+test test-plain test-long test-long-part test-ray test-transformers: export OMP_NUM_THREADS := 1
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Each eviction policy has loops of its own, whose compiling takes a minute or more; test-plain has all policies.
@@ -64,6 +64,13 @@ test-ray: $(STAMP) ## engines as replicas of Ray Serve, on this machine: request
 
 test-long: $(STAMP) ## the tests marked long
 	$(PYTEST) -m "long and not ray"
+
+# What no test of `make test` stands for: extras that are missing one by one, the other signals of commands, a rank killed.
+LONG_PART := tests/test_extras.py tests/cli/test_process.py tests/cli/test_generate_command.py \
+	tests/ranks/test_ranks.py::test_a_rank_that_dies_ends_all_with_a_clear_error
+
+test-long-part: $(STAMP) ## those of the long tests that CI runs: about a minute
+	$(PYTEST) -m "long and not ray" $(LONG_PART)
 
 # The oldest and the newest version of transformers that are meant, and some between. Each has an
 # environment that holds what differs, and finds the rest in .venv.
