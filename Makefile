@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-long-part test-ray test-transformers test-numba test-pretrained test-peers test-nixl lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
+.PHONY: help run serve replay test test-plain test-long test-long-part test-ray test-transformers test-numba test-pretrained test-peers test-nixl lint format wheel bench gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -194,11 +194,6 @@ wheel: $(STAMP) ## a wheel whose loops are compiled already: dist/
 # Which commit, if not the one that the bars are ratios to: make bench AGAINST=COMMIT
 bench: $(STAMP) ## all benchmarks, in turn with an older commit: a table, and out/bench.json
 	$(BIN)/python -m benchmarks --json out/bench.json --against $(AGAINST)
-
-# CALLS=N, if not a million; AGAINST=COMMIT, if not the last one before features of a space acted at moments.
-CALLS ?= 1000000
-side-by-side: $(STAMP) ## random calls, here and in another commit: the first answer that differs ends it
-	$(BIN)/python -m benchmarks.side_by_side --operations $(CALLS) $(if $(AGAINST),--against $(AGAINST))
 
 # With the interpreter that holds torch and Triton for the GPU, as it is there: make gpu GPU_PYTHON=/path/to/python3
 # One part at a time, each at most 9 minutes: make gpu PART=kernels. GPU_WORKERS: processes that share the GPU in tests.
