@@ -13,7 +13,6 @@ ROOMS: Final = "memory|serving|planner|blocks|contract|compilation"
 INNER: Final = re.compile(rf"^\s*(?:from|import) pagedkv\.(?:{ROOMS})\b.*", re.MULTILINE)
 FILES: Final = (
     *(ROOT / f"{module.replace('.', '/')}.py" for module in MODULES),
-    ROOT / "benchmarks" / "reading" / "jobs.py",
     ROOT / "benchmarks" / "trial.py",
 )
 
