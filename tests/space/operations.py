@@ -345,6 +345,7 @@ class SpaceOperations(RuleBasedStateMachine):
         if num_generated is not None:
             wish = wish | {"num_generated": [num_generated] * len(rows)}
         self._note(f"free rows {rows} {wish or ''}")
+        self._note_heirs(batch)
         tables = [[self.space.block_ids(row.row, group) for row in batch if not row.on_host] for group in self._groups]
         spare = {pool.name: set(self._spare(pool)) for pool in self.space._state.pools.values()}
         receipts = self.space.free(rows, **wish)
@@ -353,6 +354,23 @@ class SpaceOperations(RuleBasedStateMachine):
             self._require_tail_first(tables, spare)
         prompts = [(tuple(sequence.tokens), sequence.keys) for sequence in batch]
         self.ended |= dict(zip(prompts, receipts, strict=False))
+
+    def _note_heirs(self, batch: list[ModelSequence]) -> None:
+        """Count how often rows are about to leave whose computation others wait for."""
+        model = self.model
+        staying = [sequence for sequence in model.running if sequence not in batch]
+        for sequence in batch:
+            uncomputed = {
+                (group.pool, block)
+                for group, table in zip(model.groups, sequence.tables, strict=True)
+                for block in table[sequence.planned_in(group) // group.block_size :]
+                if block and sequence.planned_in(group) < len(sequence.tokens)
+            }
+            heirs = [other for other in staying if sequence in model.running and model.places(other) & uncomputed]
+            self.seen["heir"] += bool(heirs)
+            self.seen["heir beside a step in flight"] += bool(heirs and model.in_flight)
+            self.seen["several heirs"] += len(heirs) > 1
+            self.seen["heir of rows that leave together"] += bool(heirs and len(batch) > 1)
 
     @property
     def _groups(self) -> range:
@@ -469,6 +487,7 @@ class SpaceOperations(RuleBasedStateMachine):
             self._answered(caught.value)
             model.require_unchanged()
             return
+        self._note_heirs(batch)
         answer = self.space.swap_out(rows)
         self._answered(answer)
         assert isinstance(answer, Shortage) == (status is not AllocStatus.OK)

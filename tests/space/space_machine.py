@@ -23,6 +23,7 @@ from tests.space.sequence_model import ModelSequence
 __all__ = ["Sabotage", "SpaceMachine", "WithoutWindows", "machine_of"]
 
 MOST_IN_FLIGHT: Final = 4
+NUM_HEIRS: Final = 4  # rows that share what one of them is to compute
 CALM_STEPS: Final = 20  # between resets, so that there is something to reset
 KEYS: Final = (
     NO_KEYS,
@@ -229,6 +230,33 @@ class SpaceMachine(SpaceOperations):
         batch = self._choose(list(self.model.sequences.values()), places)
         self.free_rows(batch, intent, num_generated)
         return self._as_origins(*((tuple(sequence.tokens), sequence.keys) for sequence in batch[:2]))
+
+    @rule(target=prompts, origin=prompts, chunk=CHUNK, cut=st.integers(0, 8), places=PLACES, swapped=st.booleans())
+    def leave_to_heirs(
+        self, origin: Prompt, chunk: list[int], cut: int, places: list[int], *, swapped: bool
+    ) -> MultipleResults[Prompt]:
+        """Rows share what one of them is to compute in the open step, beside a step in flight; some leave together."""
+        if len(self.model.in_flight) < MOST_IN_FLIGHT:
+            self.plan_step()
+            self.check()
+        self.free_rows(self.model.running[: max(0, NUM_HEIRS - self.model.num_vacant)])
+        self.check()
+        prompt, before = self._prompt(origin, len(origin[0]), chunk, None), list(self.model.sequences)
+        for length in (len(prompt[0]), len(prompt[0]), max(1, len(prompt[0]) - cut)):
+            self.allocate_prompt((prompt[0][:length], prompt[1]))
+            self.check()
+        tied = [sequence for sequence in self.model.running if sequence.row not in before]
+        if tied and not self.model.is_recurrent:
+            self.fork_row(tied[0], 1)
+            self.check()
+            self.append_tokens(self.model.running[-1:], [chunk[:1]])
+            self.check()
+        leaving = self._choose(tied, places[:2]) if tied else []
+        if leaving and swapped and self.model.host_pools:
+            self.swap_rows_out(leaving)
+        elif leaving:
+            self.free_rows(leaving)
+        return self._as_origins(prompt)
 
     # Time
 

@@ -53,6 +53,9 @@ class StepModel(LiveModel):
         for told in outside.values():
             assert [(row, end) for row, _, end in told] == [(row, end) for row, _, end in ranges]
             assert all(0 <= start <= end for _, start, end in told)
+        for index in (group.index for group in self.groups if group.replays):
+            begun = zip(outside[index], ranges, strict=True)
+            assert all(here <= start for (_, here, _), (_, start, _) in begun), "a token goes through some layers only"
         if self.receipts:
             self.receipts.planned((views[row].sequence, start, end) for row, start, end in ranges)
         step = Step(plan, views, ranges, outside, frozenset(), self.epoch)

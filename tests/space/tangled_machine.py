@@ -35,7 +35,8 @@ class Action(NamedTuple):
 
     Args:
         verb: the method that does it.
-        place: which of the running rows, counted from the latest.
+        place: which of the running rows, counted from the latest; what happens to rows together, happens to later ones
+            as well.
         num_tokens: how many tokens; the verb defines their use.
     """
 
@@ -46,6 +47,7 @@ class Action(NamedTuple):
 
 NUM_TOKENS: Final = st.integers(1, 14)
 TYING: Final = ("admit", "grow", "draft", "fork", "branch")
+TOGETHER: Final = ("leave together", "swap together", "return together")
 PARTING: Final = (
     *("leave",) * 3,
     "admit",
@@ -58,6 +60,7 @@ PARTING: Final = (
     "declare",
     "plan",
     "branch",
+    *TOGETHER,
 )
 STEPPING: Final = ("plan", "run", "acknowledge", "abort")
 
@@ -137,15 +140,21 @@ class TangledMachine(SpaceOperations):
 
     def _act(self, action: Action) -> None:
         """Carry one action out, if there is a row or a step for it."""
-        among = {"return": self.model.swapped, "try": self._drafting, "redraft": self._drafting}.get(
-            action.verb, self.model.running
-        )
+        among = self.model.running
+        if action.verb in {"return", "return together"}:
+            among = self.model.swapped
+        elif action.verb in {"try", "redraft"}:
+            among = self._drafting
         if action.verb in STEPPING:
             self._step(action)
         elif action.verb == "admit":
             self._admit(action)
         elif among:
-            self._act_on(among[-1 - action.place % len(among)], action)
+            place = len(among) - 1 - action.place % len(among)
+            if action.verb in TOGETHER:
+                self._act_together(among[place:], action)
+            else:
+                self._act_on(among[place], action)
 
     def _step(self, action: Action) -> None:
         """Plan a step, or let one in flight run, be over or fail."""
@@ -169,6 +178,15 @@ class TangledMachine(SpaceOperations):
             num_tokens = len(running[-1 - action.place].tokens) + num_tokens % 3
         prompt = self._beginning(min(num_tokens, LENGTH))
         self.allocate_prompt(prompt, tenant=self.mix.tenant(action.num_tokens))
+
+    def _act_together(self, rows: list[ModelSequence], action: Action) -> None:
+        match action.verb:
+            case "leave together":
+                self.free_rows(rows)
+            case "swap together" if self.model.host_pools:
+                self.swap_rows_out(rows)
+            case "return together":
+                self.swap_rows_in(rows, [1] * len(rows))
 
     def _act_on(self, row: ModelSequence, action: Action) -> None:
         match action.verb:

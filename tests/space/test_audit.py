@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow
+from pagedkv import BlockSpace, FullAttention, RecurrentState, Replay, SlidingWindow
 from pagedkv.blocks.ghosts import remember
+from pagedkv.blocks.life_cycle import release
 from pagedkv.blocks.prefix_index import name_block, unname
 from pagedkv.blocks.record import (
     AHEAD,
@@ -363,6 +364,45 @@ def test_promise_17_check_notices_what_no_later_prompt_would_hit() -> None:
     (kept, *_) = np.flatnonzero(is_kept)
     records[kept, KEPT] = 0
     with pytest.raises(AssertionError, match=f"block {kept} is cached, but no later prompt would hit it"):
+        space.check()
+
+
+def start_of(row: int, group: int, position: int) -> Tamper:
+    """Let a row begin at a position in a group, and nowhere else."""
+
+    def tamper(space: BlockSpace) -> None:
+        space._state.rows[row, space._state.groups[group].planned] = position
+
+    return tamper
+
+
+def lost_sink(space: BlockSpace) -> None:
+    """Row 0 releases its first block of the window."""
+    table = space._state.groups[1].arrays.table
+    release(only_pool(space).arrays, table[0, 0], 0)
+    table[0, 0] = 0
+
+
+STARTS: dict[str, tuple[Tamper, str]] = {
+    "a start behind which the window has moved on": (start_of(0, 1, 5), "position 5 is next, but reads blocks below"),
+    "a sink that is gone": (lost_sink, "position 14 is next, but lacks a sink"),
+    "what a step in flight computes": (start_of(1, 0, 2), "position 2 is next, but step 2 in flight computes it"),
+    "a start in the windows alone": (start_of(0, 1, 13), "row 0 begins at 14 in full attention, and at 13"),
+    "a start in full attention alone": (start_of(0, 0, 13), "row 0 begins at 13 in full attention, and at 14"),
+}
+
+
+@pytest.mark.parametrize(("tamper", "message"), STARTS.values(), ids=STARTS.keys())
+def test_promise_17_check_notices_a_row_that_cannot_compute_what_is_next(tamper: Tamper, message: str) -> None:
+    """Row 0 has computed 14 tokens and gets one more; a step in flight computes row 1."""
+    space = new_space(FullAttention(4), SlidingWindow(4, 2, num_sink_tokens=1, replay=Replay(6, 1)))
+    row = prefill(space, tokens(14))
+    allocate(space, tokens(6, first=100))
+    space.plan_step()
+    space.append([row], [14])
+    space.check()
+    tamper(space)
+    with pytest.raises(AssertionError, match=message):
         space.check()
 
 

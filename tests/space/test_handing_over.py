@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from pagedkv import BlockSpace, ChunkedLocal, FullAttention, SlidingWindow
+from pagedkv import BlockSpace, ChunkedLocal, FullAttention, Replay, SlidingWindow
 from pagedkv.blocks.record import PENDING_STEP
 from pagedkv.space.growing import lower_start
 from pagedkv.space.rows import NUM_PLANNED
@@ -229,3 +230,107 @@ def test_promise_14_who_has_computed_a_block_inherits_nothing(*, is_over: bool) 
     space.free(other)
     assert len(space.plan_step().compute.rows) == 0
     assert rows[row, NUM_PLANNED] == 7
+
+
+def replaying_space(*, whole: int, window: int) -> BlockSpace:
+    """Full attention and a window that can be replayed, in blocks of these sizes."""
+    return new_space(FullAttention(whole), SlidingWindow(4, window, replay=Replay(6, 1)), receipts=True)
+
+
+def starts(space: BlockSpace) -> dict[int, tuple[int, int]]:
+    """Run the open step; return where each row began in both groups."""
+    plan = run_step(space)
+    begun = zip(plan.compute_in(0).starts.tolist(), plan.compute_in(1).starts.tolist(), strict=True)
+    return dict(zip(plan.compute.rows.tolist(), begun, strict=True))
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("whole", "window"), [(4, 2), (2, 4)])
+def test_promise_14_a_fork_at_a_prefix_begins_in_all_groups_at_once(whole: int, window: int) -> None:
+    """The block of one group is copied, and its content computed; that of the other ends with the prefix."""
+    space = replaying_space(whole=whole, window=window)
+    row = allocate(space, tokens(8))
+    forked = space.fork(row, at=6)
+    assert isinstance(forked, np.ndarray)
+    child = int(forked[0])
+    space.check()
+    assert starts(space)[child] == (4, 4)
+    assert space.receipt(child).num_replayed == 0, "nothing was replayed"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("whole", "window"), [(4, 2), (2, 4)])
+def test_promise_14_a_copy_on_write_is_computed_in_all_groups_at_once(whole: int, window: int) -> None:
+    space = replaying_space(whole=whole, window=window)
+    row = allocate(space, tokens(6))
+    (child,) = space.fork(row).tolist()
+    space.append(child, [6])
+    space.check()
+    assert starts(space)[child] == (4, 4)
+    assert space.receipt(child).num_replayed == 0, "nothing was replayed"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("whole", "window"), [(4, 2), (2, 4)])
+@LEAVES
+def test_promise_14_whoever_inherits_a_start_inherits_it_in_every_group(leave: Leave, whole: int, window: int) -> None:
+    """Two forks; one has a copy of its own in one group, so that the groups alone would choose different heirs."""
+    groups = FullAttention(whole), SlidingWindow(4, window, replay=Replay(6, 1))
+    space = new_space(*groups, num_host_blocks=40)
+    row = allocate(space, tokens(6))
+    first, second = space.fork(row, 2).tolist()
+    space.append(first, [6])
+    leave(space, row)
+    space.check()
+    begun = starts(space)
+    assert min(begun.values()) == (0, 0)
+    assert all(whole == window for whole, window in begun.values()), f"{begun} for rows {first} and {second}"
+    space.check()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_promise_14_of_rows_that_return_together_none_inherits_what_it_has_computed(*, is_pending: bool) -> None:
+    """Two rows share blocks on the host, and one is to compute again what the other has computed, and leaves.
+
+    The last block has to be computed by both; the one before it may be pending, too, as blocks of a returning row are.
+    """
+    space = new_space(SlidingWindow(8, 2), num_host_blocks=20)
+    group, rows = space._state.groups[0], space._state.rows
+    row = prefill(space, tokens(6))
+    space.append(row, [6, 7, 8], [3])
+    (other,) = space.fork(row).tolist()
+    assert space.swap_out([row, other])
+    run_step(space)
+    lower_start(group.arrays, rows, other, 4)
+    assert space.swap_in([row, other])
+    shared = space.block_ids(row)[2]
+    assert shared == space.block_ids(other)[2]
+    pending, open_step = group.pool.arrays.records[:, PENDING_STEP], space._state.open_step
+    assert pending[shared] < open_step, "it is computed"
+    if is_pending:
+        pending[shared] = open_step
+    space.free(other)
+    space.check()
+    assert pending[shared] < open_step, "no row computes it any more"
+    assert computed(space) == {row: (6, 9)}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("grows_first", [True, False])
+def test_promise_14_who_writes_into_a_copy_computes_only_what_the_copy_lacks(*, grows_first: bool) -> None:
+    """A step in flight computes all of the block that a fork was to compute again: the copy has it, too."""
+    space = new_space(SlidingWindow(8, 4))
+    row = allocate(space, tokens(6))
+    step = space.plan_step()
+    other, third = space.fork(row, 2).tolist()
+    lower_start(space._state.groups[0].arrays, space._state.rows, other, 4)
+    space._state.groups[0].pool.arrays.records[space.block_ids(row)[1], PENDING_STEP] = space._state.open_step
+    space._ledger.shares_pending = True
+    batch = [row, third] if grows_first else [third, row]
+    space.append(batch, [6, 6])
+    space.check()
+    acknowledge(space, step)
+    ranges = computed(space)
+    assert ranges[row] == ranges[third] == (6, 7)
+    space.check()

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv import Allocation, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.blocks.free_queue import blocks_of_list, spare_sentinel
 from pagedkv.blocks.record import KEPT, NAME, REF_COUNT, SPARE
 from pagedkv.errors import ConfigurationError, SequenceError
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
@@ -111,6 +112,19 @@ def test_promise_27_what_is_to_go_first_goes_from_its_tail(
         lengths.append(hit(space, tokens(17)))
     assert lengths == sorted(lengths, reverse=True)
     assert {16, 12, 8, 4, 0} == set(lengths), "no eviction costs more than one block's hit"
+
+
+def test_promise_27_what_is_shed_as_it_is_released_goes_no_earlier_than_what_follows_it() -> None:
+    """A step in flight has left its first chunk where it was; steps run in order, so that no block waits for it."""
+    space = new_space(ChunkedLocal(8, block_size=4), FullAttention(4), in_order=True)
+    row = allocate(space, tokens(14))
+    space.plan_step()
+    chunks = space.block_ids(row)
+    free_as_low(space, row)
+    space.check()
+    records = only_pool(space).arrays.records
+    order = blocks_of_list(records, spare_sentinel(records), space.num_free_blocks())
+    assert [block for block in order if block in chunks] == chunks[2::-1]
 
 
 def test_what_is_superseded_in_flight_goes_first_once_its_step_is_over() -> None:

@@ -347,18 +347,30 @@ def make_spare(pool: PoolArrays, block: int) -> None:
         return
     pool.records[block, KEPT] = SPARE
     if pool.records[block, QUEUE] == FREE:
-        free_queue.remove(pool.records, pool.counts, block)
-        enqueue_spare(pool, block)
-        if len(pool.tenants):
-            tenant_charges.leave(pool, block)
-            tenant_charges.join(pool, block)
+        policy.note_drop(pool, block)
+        _move_to_back(pool, block)
+
+
+@compiled
+def _move_to_back(pool: PoolArrays, block: int) -> None:
+    """Move a free spare block, whose mark may be new, to the back of the spare blocks, and of its tenant's."""
+    free_queue.remove(pool.records, pool.counts, block)
+    free_queue.insert_before(pool.records, pool.counts, free_queue.spare_sentinel(pool.records), block)
+    if len(pool.tenants):
+        tenant_charges.leave(pool, block)
+        tenant_charges.join(pool, block)
 
 
 @compiled
 def make_unheld_spare(pool: PoolArrays, blocks: Int32Array) -> None:
-    """Mark those blocks as spare that are named and unreferenced, even if kept for a reason, except by a feature."""
+    """Mark those blocks as spare that are named and unreferenced, even if kept for a reason, except by a feature.
+
+    They are evicted in this order, also those that are spare already, since they were shed when they were released.
+    """
     for block in blocks:
         if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0 and not is_leased(pool, block):
+            if is_spare(pool, block) and pool.records[block, QUEUE] == FREE:
+                _move_to_back(pool, block)
             make_spare(pool, block)
 
 

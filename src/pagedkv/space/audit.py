@@ -73,6 +73,7 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
     for group in state.groups:
         _check_rows(state, group)
         _check_pending(state, group)
+        _check_planned_once(state, ledger, group)
         _check_kept(group)
     _check_touched(state)
     if state.has_tenants:
@@ -160,12 +161,28 @@ def _check_pending(state: SpaceState, group: Group) -> None:
         assert state.rows[row, at + FIRST_BLOCK] <= max(needed, num_sinks), (
             f"group {group.index}, row {row}: position {start} is next, but reads blocks below the first"
         )
+        sinks = group.arrays.table[row, : min(num_sinks, -(-start // group.block_size))]
+        assert (sinks != NULL_BLOCK).all(), (
+            f"group {group.index}, row {row}: position {start} is next, but lacks a sink"
+        )
         if start < end:
             is_covered[group.arrays.table[row, start // group.block_size : -(-end // group.block_size)]] = True
     for row in running:
         blocks = group.arrays.table[row, : -(-int(state.rows[row, NUM_TOKENS]) // group.block_size)]
         orphaned = blocks[pending[blocks] & ~is_covered[blocks] & (blocks != NULL_BLOCK)]
         assert len(orphaned) == 0, f"group {group.index}, row {row}: no row computes the pending block {orphaned[0]}"
+
+
+def _check_planned_once(state: SpaceState, ledger: StepLedger, group: Group) -> None:
+    """No row is to compute again what a step in flight computes for it: its window moves on with that step."""
+    for step in ledger.in_flight:
+        is_alive = (state.serials[step.rows] == step.serials) & (state.rows[step.rows, STATUS] == RUNNING)
+        rows, ends = step.rows[is_alive], step.ends[is_alive]
+        again = np.flatnonzero(state.rows[rows, group.planned] < ends)
+        assert len(again) == 0, (
+            f"group {group.index}, row {rows[again[0]]}: position {state.rows[rows[again[0]], group.planned]} is next, "
+            f"but step {step.plan.step_id} in flight computes it"
+        )
 
 
 def _check_contents(state: SpaceState, pool: BlockPool) -> None:

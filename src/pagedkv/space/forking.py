@@ -24,6 +24,7 @@ from pagedkv.errors import SequenceError
 from pagedkv.space.drafting import require_forkable
 from pagedkv.space.growing import copy_block, dependency_start, lower_start, note_reliance
 from pagedkv.space.publishing import rewind_tail
+from pagedkv.space.replaying import begin_together
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
@@ -237,6 +238,7 @@ def _branch_off(state: SpaceState, ledger: StepLedger, parent: int, children: In
                 _leave_open_step(state, group, parent, int(copy[0, 1]))
     for group, start in zip(state.groups, starts, strict=True):
         lower_start(group.arrays, rows, child, start)
+    begin_together(state)
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         digested = int(lane[0].arrays.parameters[AT]) + NUM_DIGESTED
         chains[child] = chains[parent]

@@ -27,6 +27,11 @@ a row that refers to a block need not refer to the one before::
 
 The heir can compute from there, since a hit on pending blocks refers to all blocks that computing them reads. A block
 without an heir, since only lost rows still refer to it, is not computed; its name is dropped.
+
+Two rules keep an heir able to compute. It inherits a start in every group, as a token goes through all layers
+(:func:`~pagedkv.space.replaying.begin_together`). And whoever has computed a block, or computes it in a step in flight,
+does not inherit it, since its windows move on with that step. Such a row is known by what it relies on: a row relies on
+the open step only if it began in it, with blocks of another row, and has computed nothing yet.
 """
 
 from typing import Final, NamedTuple
@@ -57,6 +62,7 @@ from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Int64Array
 from pagedkv.errors import TokenError
 from pagedkv.space.drafting import grow_slots, num_slots_lacking, require_drafts
 from pagedkv.space.publishing import publish, tag_blocks
+from pagedkv.space.replaying import begin_together
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
@@ -638,6 +644,7 @@ def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
     if state.rows[row, NUM_PLANNED] < state.rows[row, NUM_TOKENS]:
         for group in state.groups:
             hand_over_blocks(*group.view, state.relies_on, row, leaving_mark)
+        begin_together(state)
 
 
 def stop_relying(state: SpaceState, row: int) -> None:
@@ -646,6 +653,7 @@ def stop_relying(state: SpaceState, row: int) -> None:
         starts = [dependency_start(group.arrays, state.rows, row) for group in state.groups]
         for group, start in zip(state.groups, starts, strict=True):
             lower_start(group.arrays, state.rows, row, start)
+        begin_together(state)
 
 
 def leave_shared_blocks(state: SpaceState, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> None:
@@ -673,13 +681,24 @@ def leave_shared_blocks(state: SpaceState, batch: Int32Array, counts: Int32Array
         num_copies = group.pool.arrays.records[blocks, REF_COUNT] - 1
         leaving = order[rank < num_copies[of_writer[order]]]
         leaves[writers[leaving]] = of_writer[leaving] + 1
-        leave_blocks(
-            group.arrays, state.rows, np.unique(indexes), numbers, leaves, np.empty((len(blocks) + 1, 3), np.int32)
-        )
+        starts = np.empty((len(blocks) + 1, 4), np.int32)
+        leave_blocks(*group.view, state.relies_on, np.unique(indexes), numbers, leaves, starts)
+    begin_together(state)
 
 
 NOBODY: Final = -1
-COMPUTED: Final = -2
+COMPUTED: Final = -2  # this less a row: that row has computed the block
+
+
+@inlined
+def has_computed(
+    group: GroupArrays, rows: Int32Array, relies_on: Int32Array, open_step: int, row: int, position: int
+) -> bool:
+    """Whether a row has computed a position of its own accord, or computes it in a step in flight.
+
+    A row that relies on no other in the open step has the content before its start.
+    """
+    return bool(relies_on[row] < open_step and rows[row, group.parameters[PLANNED]] > position)
 
 
 @compiled
@@ -710,19 +729,35 @@ def hand_over_blocks(
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
     start = rows[row, group.parameters[PLANNED]]
+    open_step = pool.counts[OPEN_STEP]
     heir = NOBODY
     for index in range(blocks_for(rows[row, NUM_TOKENS], block_size) - 1, start // block_size - 1, -1):
         block = group.table[row, index]
-        is_pending = pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]
+        is_pending = pool.records[block, PENDING_STEP] == open_step
         if block == NULL_BLOCK or not is_pending or pool.records[block, REF_COUNT] == 1:
             continue
-        if heir < 0 or index >= rows[heir, at + NUM_BLOCKS] or group.table[heir, index] != block:
-            position = max(start, index * block_size)
-            heir = find_heir(group, rows, relies_on, pool.counts[OPEN_STEP], block, index, position, leaving_mark)
+        position = max(start, index * block_size)
+        if (
+            heir < 0
+            or index >= rows[heir, at + NUM_BLOCKS]
+            or group.table[heir, index] != block
+            or has_computed(group, rows, relies_on, open_step, heir, position)
+        ):
+            heir = find_heir(group, rows, relies_on, open_step, block, index, position, leaving_mark)
         if heir >= 0:
-            lower_start(group, rows, heir, max(start, index * block_size))
-        elif heir == NOBODY and pool.records[block, NAME]:
+            lower_start(group, rows, heir, position)
+        elif heir != NOBODY:
+            leave_computed(pool, group, rows, COMPUTED - heir, block, index)
+        elif pool.records[block, NAME]:
             drop_name(pool, block, CALLED_OFF)
+
+
+@compiled
+def leave_computed(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, block: int, index: int) -> None:
+    """Note that the open step does not compute a block, since a row that stays has computed all of it."""
+    end = min(rows[row, NUM_TOKENS], (index + 1) * group.parameters[BLOCK_SIZE])
+    if rows[row, group.parameters[PLANNED]] >= end:
+        pool.records[block, PENDING_STEP] = rows[row, LAST_STEP]
 
 
 @compiled
@@ -738,8 +773,7 @@ def find_heir(
 ) -> int:
     """Find the running row, not marked as leaving, that refers to a block and has the earliest start.
 
-    ``NOBODY`` if there is none. A row that relies on no other in the open step has the content before its start, or a
-    step in flight computes it for the row: its window may have moved on, so it is no heir. ``COMPUTED`` if all are so.
+    ``NOBODY`` if there is none; ``COMPUTED`` less a row if all have computed ``position`` (:func:`has_computed`).
     """
     at = group.parameters[AT]
     planned = group.parameters[PLANNED]
@@ -751,8 +785,8 @@ def find_heir(
             and index < rows[row, at + NUM_BLOCKS]
             and group.table[row, index] == block
         ):
-            if relies_on[row] < open_step and rows[row, planned] > position:
-                heir = COMPUTED if heir == NOBODY else heir
+            if has_computed(group, rows, relies_on, open_step, row, position):
+                heir = COMPUTED - row if heir < 0 else heir
             elif heir < 0 or rows[row, planned] < rows[heir, planned]:
                 heir = row
     return heir
@@ -800,8 +834,10 @@ def collect_pending_writers(
 
 @compiled
 def leave_blocks(
+    pool: PoolArrays,
     group: GroupArrays,
     rows: Int32Array,
+    relies_on: Int32Array,
     indexes: Int32Array,
     numbers: Int32Array,
     leaves: Int32Array,
@@ -809,25 +845,36 @@ def leave_blocks(
 ) -> None:
     """Let each leaving row compute a pending block in its copy, and one staying row in the original.
 
-    Two passes over the running rows, however many blocks are left.
+    A block has the content before the latest start of those that rely on no other row in the open step, and a copy of
+    it has no more. Two passes over the running rows, however many blocks are left.
 
     Args:
+        relies_on: int32 ``[rows]``, the last step in which another row computes what each row shares.
         indexes: int32 ``[any]``, the logical blocks that are left, ascending.
         numbers: int32 ``[blocks]``, a number from 1 on for each block that is left, else 0.
         leaves: int32 ``[max_sequences]``, the number of the block that a row leaves, or 0.
-        starts: int32 ``[numbers + 1, 3]``, scratch: by number the earliest start of all its holders, that of those
-            which stay, and the first row that stays.
+        starts: int32 ``[numbers + 1, 4]``, scratch: by number the earliest start of its holders, the latest of those
+            that rely on none, the earliest of those which stay, and the first row that stays.
     """
+    open_step = pool.counts[OPEN_STEP]
     starts[:] = -1
     for row in range(len(rows)):
         if rows[row, STATUS] == RUNNING:
-            _note_starts(group, rows, row, indexes, numbers, leaves[row], starts)
+            _note_starts(group, rows, row, indexes, numbers, leaves[row], relies_on[row] < open_step, starts)
+    for number in range(1, len(starts)):
+        starts[number, EARLIEST] = max(starts[number, EARLIEST], starts[number, HAS_CONTENT])
     for row in range(len(rows)):
         if leaves[row] != 0:
-            lower_start(group, rows, row, starts[leaves[row], 0])
+            lower_start(group, rows, row, starts[leaves[row], EARLIEST])
     for number in range(1, len(starts)):
-        if starts[number, 1] > starts[number, 0]:
-            lower_start(group, rows, starts[number, 2], starts[number, 0])
+        if starts[number, STAYING] > starts[number, EARLIEST]:
+            lower_start(group, rows, starts[number, HEIR], starts[number, EARLIEST])
+
+
+EARLIEST: Final = 0
+HAS_CONTENT: Final = 1
+STAYING: Final = 2
+HEIR: Final = 3
 
 
 @compiled
@@ -838,6 +885,7 @@ def _note_starts(
     indexes: Int32Array,
     numbers: Int32Array,
     leaving: int,
+    relies_on_none: bool,  # noqa: FBT001 - Numba takes arguments by position
     starts: Int32Array,
 ) -> None:
     """Note in ``starts``, for each numbered block that a row holds, where the row would begin to compute it."""
@@ -850,12 +898,14 @@ def _note_starts(
         if number == 0:
             continue
         start = max(rows[row, group.parameters[PLANNED]], index * block_size)
-        if starts[number, 0] < 0 or start < starts[number, 0]:
-            starts[number, 0] = start
-        if number != leaving and starts[number, 1] < 0:
-            starts[number, 2] = row
-        if number != leaving and (starts[number, 1] < 0 or start < starts[number, 1]):
-            starts[number, 1] = start
+        if starts[number, EARLIEST] < 0 or start < starts[number, EARLIEST]:
+            starts[number, EARLIEST] = start
+        if relies_on_none:
+            starts[number, HAS_CONTENT] = max(starts[number, HAS_CONTENT], start)
+        if number != leaving and starts[number, STAYING] < 0:
+            starts[number, HEIR] = row
+        if number != leaving and (starts[number, STAYING] < 0 or start < starts[number, STAYING]):
+            starts[number, STAYING] = start
 
 
 @takes(Like.RECORDS, Like.COUNTS, Like.IDS)

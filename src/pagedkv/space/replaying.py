@@ -26,7 +26,7 @@ import numpy as np
 
 from pagedkv.blocks.digests import set_digests
 from pagedkv.blocks.record import LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP
-from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.arrays import BoolArray, Int32Array, Uint32Array
 from pagedkv.contract.spec import replay_of
 from pagedkv.space.hits import Chain, Ending, Known, Lookup, PrefixHit, Prompt, digests_of_prefix, find_block
 from pagedkv.space.rows import (
@@ -38,11 +38,13 @@ from pagedkv.space.rows import (
     LOST,
     NUM_BLOCKS,
     NUM_DIGESTED,
+    NUM_PLANNED,
     NUM_SINK_BLOCKS,
     RUNNING,
     SPAN,
     STATUS,
     SURE,
+    SWAPPED,
     TAIL,
     TAIL_LIFE,
     VACANT,
@@ -148,6 +150,21 @@ def begin_replay(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) ->
         state.rows[row, group.arrays.parameters[SURE]] = first_sure(group, hit.num_tokens)
 
 
+def begin_together(state: SpaceState) -> None:
+    """Let rows that have inherited a start in some group begin there in every group, as tokens go through all layers.
+
+    Only a replay begins earlier in the windows than in full attention. O(rows) where windows can be replayed.
+    """
+    if not state.replaying_groups:
+        return
+    rows = np.flatnonzero(state.rows[:, STATUS] == RUNNING).astype(np.int32)
+    columns = np.array([NUM_PLANNED, *(group.planned for group in state.replaying_groups)], np.int32)
+    starts = state.rows[np.ix_(rows, columns)].min(axis=1)
+    state.rows[np.ix_(rows, columns[1:])] = starts[:, np.newaxis]
+    is_one_start = ~_are_replaying(state, rows)
+    state.rows[rows[is_one_start], NUM_PLANNED] = starts[is_one_start]
+
+
 def _digests_of_hit(state: SpaceState, group: Group, prompt: Prompt, hit: PrefixHit, stop: int) -> Uint32Array:
     """Return the digests of a prompt's first blocks, which hit in full attention, for a group of any block size."""
     whole = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
@@ -158,19 +175,18 @@ def _digests_of_hit(state: SpaceState, group: Group, prompt: Prompt, hit: Prefix
 
 def why_replay_stays(state: SpaceState, batch: Int32Array) -> str | None:
     """Return the sentence that refuses to swap out rows with inexact blocks, which must not be named; else None."""
-    for row in batch.tolist():
-        if _is_replaying(state, row):
-            return f"row {row} computes a window again: plan the step and acknowledge it before the row is swapped out"
+    for row in batch[_are_replaying(state, batch)].tolist():
+        return f"row {row} computes a window again: plan the step and acknowledge it before the row is swapped out"
     return None
 
 
-def _is_replaying(state: SpaceState, row: int) -> bool:
-    """Return whether a row holds inexact blocks of a replay, since the replay's step is not acknowledged."""
-    return any(
-        state.rows[row, int(group.arrays.parameters[AT]) + FIRST_BLOCK]
-        < state.rows[row, int(group.arrays.parameters[SURE])]
-        for group in state.replaying_groups
-    )
+def _are_replaying(state: SpaceState, batch: Int32Array) -> BoolArray:
+    """Return which rows hold inexact blocks of a replay, since its step is not acknowledged: bool ``[rows]``."""
+    replaying = np.zeros(len(batch), np.bool_)
+    for group in state.replaying_groups:
+        at, sure = group.arrays.parameters[[AT, SURE]]
+        replaying |= state.rows[batch, at + FIRST_BLOCK] < state.rows[batch, sure]
+    return replaying
 
 
 def without_inexact(state: SpaceState, group: Group, row: int, entries: Int32Array) -> Int32Array:
@@ -184,6 +200,7 @@ def without_inexact(state: SpaceState, group: Group, row: int, entries: Int32Arr
 def check_replays(state: SpaceState) -> None:
     """Blocks that a replay left inexact are not in the prefix index, and only rows on the device hold them."""
     rows = state.rows
+    _check_starts(state)
     for group in state.replaying_groups:
         at, sure, num_sinks = (int(group.arrays.parameters[column]) for column in (AT, SURE, NUM_SINK_BLOCKS))
         for row in np.flatnonzero(rows[:, STATUS] != VACANT).tolist():
@@ -193,6 +210,19 @@ def check_replays(state: SpaceState) -> None:
             assert stop <= rows[row, at + NUM_BLOCKS], f"{where}: sure beyond its blocks"
             assert not len(blocks) or rows[row, STATUS] in {RUNNING, LOST}, f"{where}: swapped out, and inexact"
             assert not group.pool.arrays.records[blocks, NAME].any(), f"{where}: what is inexact can be found"
+
+
+def _check_starts(state: SpaceState) -> None:
+    """Rows begin at one position in all layers, except that a replay begins earlier in all windows."""
+    alive = np.flatnonzero(np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))).astype(np.int32)
+    whole, is_replaying = state.rows[alive, NUM_PLANNED], _are_replaying(state, alive)
+    for group in state.replaying_groups:
+        start, first = (state.rows[alive, each.planned] for each in (group, state.replaying_groups[0]))
+        wrong = np.flatnonzero((start != first) | (start > whole) | ((start < whole) & ~is_replaying))
+        assert len(wrong) == 0, (
+            f"row {alive[wrong[0]]} begins at {whole[wrong[0]]} in full attention, and at {start[wrong[0]]} in group "
+            f"{group.index}"
+        )
 
 
 def num_replayed(state: SpaceState, step: InFlightStep) -> Int32Array | None:

@@ -427,7 +427,7 @@ def num_findable(group: GroupArrays, rows: Int32Array, row: int) -> int:
     """Count a row's leading full blocks that have digests and are computed or planned."""
     if rows[row, FROZEN]:
         return 0
-    num_computed = rows[row, NUM_PLANNED] // group.parameters[BLOCK_SIZE]
+    num_computed = min(rows[row, NUM_PLANNED], rows[row, group.parameters[PLANNED]]) // group.parameters[BLOCK_SIZE]
     return int(min(num_computed, rows[row, group.parameters[AT] + NUM_DIGESTED]))
 
 
@@ -523,7 +523,10 @@ def name_moved(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: In
 
 @compiled
 def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
-    """Add swapped-in rows to the open step: uncomputed blocks become pending, and all are published anew."""
+    """Add swapped-in rows to the open step: uncomputed blocks become pending, and all are published anew.
+
+    What any of the rows has computed is not pending, though another that shares it may compute it again.
+    """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
     for row in batch:
@@ -537,3 +540,10 @@ def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32A
             rows[row, at + TAIL] = NULL_BLOCK
             rows[row, at + TAIL_LIFE] = 0
         note_change(rows, row, at, 0, record[at + NUM_BLOCKS])
+    for row in batch:
+        planned = rows[row, group.parameters[PLANNED]]
+        stop = planned // block_size if planned < rows[row, NUM_TOKENS] else rows[row, at + NUM_BLOCKS]
+        for index in range(stop):
+            block = group.table[row, index]
+            if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+                pool.records[block, PENDING_STEP] = rows[row, LAST_STEP]
