@@ -38,7 +38,9 @@ class GrowthModel(DraftStatesModel):
         assert 0 <= hit.num_whole_tokens <= hit.num_tokens < num_tokens
         cached = [group for group in self.groups if not group.stays_out]
         assert all(hit.num_whole_tokens % group.block_size == 0 for group in cached if not group.is_state)
-        assert hit.num_whole_tokens == hit.num_tokens or 0 < least <= hit.num_tokens - hit.num_whole_tokens
+        num_partial = hit.num_tokens - hit.num_whole_tokens
+        is_at_end = num_partial > 0 and self.is_recurrent  # of a sequence, which has kept its last blocks
+        assert is_at_end or num_partial == 0 or 0 < least <= num_partial
         assert self.config.prefix_caching or hit.num_tokens == 0
         ends_inside = {group.index: hit.num_tokens % group.block_size for group in cached}
         assert {tail.group: tail.num_tokens for tail in hit.tails} == {

@@ -258,6 +258,19 @@ class SpaceMachine(SpaceOperations):
             self.free_rows(leaving)
         return self._as_origins(prompt)
 
+    @precondition(lambda self: self.mix.keeps_states and self.model.running)
+    @rule(target=prompts, place=PLACE, tokens=st.lists(TOKEN, min_size=1, max_size=3), settles=st.booleans())
+    def next_turn(self, place: int, tokens: list[int], settles: bool) -> MultipleResults[Prompt]:  # noqa: FBT001
+        """End a sequence, keep its state, and go on from there with another."""
+        if settles:
+            self.settle()
+        (ended,) = self._choose(self.model.running, [place])
+        prompt = self._prompt((tuple(ended.tokens), ended.keys), len(ended.tokens), tokens, None)
+        self.free_rows([ended], "end")
+        self.check()
+        self.allocate_prompt(prompt, tenant=self.payer(0))
+        return self._as_origins(prompt)
+
     # Time
 
     @rule(seconds=st.sampled_from((0, 1, 3, 30, 10_000)))

@@ -97,6 +97,15 @@ def test_promise_23_a_turn_that_goes_on_supersedes_the_end_before_it() -> None:
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("least", [0, 1])
+def test_promise_29_tokens_of_a_partly_filled_block_are_told_apart(least: int) -> None:
+    space = new_space(*HYBRID, num_blocks=POOLS, min_partial_hit=least)
+    answered(space, turn(1, 5), turn(2, 6))
+    answer = space.match(np.concatenate([turn(1, 5), turn(2, 6), turn(3, 2)]))
+    assert (answer.num_tokens, answer.num_whole_tokens) == (10, 8)
+
+
+@pytest.mark.interpreted
 def test_promise_23_two_turns_go_on_from_one_end() -> None:
     space = new_space(*HYBRID, num_blocks=POOLS)
     answered(space, turn(1, 5), turn(2, 6))

@@ -57,7 +57,9 @@ MOST_ROUNDS: Final = 8  # most rounds for groups to agree on a hit inside blocks
 def longest_inside_blocks(known: Known, ending: Ending) -> Ending:
     """Let a hit end inside blocks of all groups, where that saves ``min_partial_hit`` tokens; else return the given."""
     longer = _longest(known, ending)
-    return longer._replace(num_partial=longer.num_tokens - ending.num_tokens)
+    if longer is ending:
+        return ending  # at a sequence's end it lies inside blocks already
+    return longer._replace(num_partial=longer.num_tokens - ending.num_tokens + ending.num_partial)
 
 
 def _longest(known: Known, whole: Ending) -> Ending:

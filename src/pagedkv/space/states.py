@@ -258,7 +258,7 @@ def longest_inside_intervals(known: Known, whole: Ending, checkpoints: Checkpoin
         tails = _tails_at(known, end)
         longer = None if tails is None else ending_at(known, end, tails)
         if longer is not None:
-            return longer
+            return longer._replace(num_partial=end % checkpoints.alignment)
     return whole
 
 
