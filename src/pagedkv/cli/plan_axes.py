@@ -19,9 +19,11 @@ from pagedkv.cli.model_reading import named_model
 from pagedkv.cli.options import flag, option, parse_gib, parse_gpu, parse_size
 from pagedkv.cli.serving import ServingOptions, TierOptions, TierRates, origin_of
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
+from pagedkv.contract.space_config import GIB
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, model_names
+from pagedkv.planner.recording.engine_pool import read_engine
 from pagedkv.planner.results import Result
 from pagedkv.routing import ROUTINGS, Routing
 from pagedkv.simulation import ServingConfig
@@ -197,6 +199,7 @@ ROUTING_AXIS: Final = "routing"
 MOST_POINTS: Final = 1000
 MOST_OF_MEMORY: Final = 0.98
 GOALS: Final = "Goals"
+BLOCK_SIZES: Final = "16,64"
 SIZED_TIERS: Final = ("host memory", "disk")
 
 
@@ -220,10 +223,14 @@ class PlanAxes:
     """The options of ``pagedkv plan`` for the compared values, as typed."""
 
     PANEL: ClassVar = AXES
-    model: Annotated[str, option("MODEL", "Preset (see pagedkv presets) or config.json.", complete=model_names)]
+    model: Annotated[str, option("MODEL", "Preset (see pagedkv presets) or config.json.", complete=model_names)] = ""
+    engine: Annotated[
+        str | None,
+        option("URL", "A running vLLM or SGLang: its model, memory, block size and type, unless they are given."),
+    ] = None
     gpus: Annotated[str | None, option("[Nx]GPU,...", "4xh100,8xh100: memory and seconds.", "--gpu")] = None
     memory: Annotated[str | None, option("SIZE,...", "Memory for the KV cache, instead of a GPU's.")] = None
-    block_sizes: Annotated[str, option("B,...", "Tokens a block.", "--block-size")] = "16,64"
+    block_sizes: Annotated[str, option("B,...", "Tokens a block.", "--block-size")] = BLOCK_SIZES
     evictions: Annotated[str, option("NAME,...", "Eviction policies.", "--eviction")] = "lru,hazard"
     splits: Annotated[
         str,
@@ -303,6 +310,33 @@ class PlanAxes:
     def is_cost_model_assumed(self) -> bool:
         """Whether no typed option determines the cost of steps."""
         return self.cost_model is None and self.gpus is None
+
+    def with_engine(self) -> "PlanAxes":
+        """Return these options with what a running engine tells of its cache, where they leave it open.
+
+        Raises:
+            ConfigurationError: its model is not known here, or has several pools, whose memory it does not tell; no
+                model is given.
+            RecordingError: the engine tells no cache.
+        """
+        if self.engine is None:
+            if not self.model:
+                raise ConfigurationError("name the model to plan for: --model, or the --engine that serves it")
+            return self
+        pool = read_engine(self.engine)
+        name = self.model or pool.model
+        kv_dtype = self.kv_dtype or pool.kv_dtype
+        model = named_model(name, kv_dtype)
+        memory = self.memory
+        if memory is None and len(model.groups) > 1:
+            raise ConfigurationError(
+                f"{self.engine} has {pool.num_blocks:,} blocks for {len(model.groups)} kinds of layers of {name}, and "
+                "does not tell their bytes: give --memory"
+            )
+        if memory is None:
+            memory = f"{pool.num_tokens * model.token_nbytes / GIB:.15f}"
+        block_sizes = str(pool.block_size) if self.block_sizes == BLOCK_SIZES else self.block_sizes
+        return replace(self, model=name, memory=memory, block_sizes=block_sizes, kv_dtype=kv_dtype)
 
     def points(self, mean_tokens: float, longest: int, *, has_content: bool) -> list[PlannedPoint]:
         """Return all points, in the order of the axes; if loads are searched, those of the recorded traffic.

@@ -119,10 +119,13 @@ def plan(
 
     pagedkv plan team-a.jsonl team-b.jsonl --model llama-3.1-8b --gpu h100 --isolate --window 09:00-18:00
 
+    pagedkv plan recorded.jsonl --engine http://127.0.0.1:8000 --gpu h100
+
     pagedkv plan lengths.csv --model gemma-3-27b --memory 40,80 --cost-model cost.json --split need,0.8 --json -
     """
     if json_file is not None:
         require_writable(json_file, *traces)
+    axes = axes.with_engine()
     runner = runs.runner(traces, axes.trace)
     if page is not None:
         require_page_output(page, traces)

@@ -258,17 +258,17 @@ def _series(samples: list[Sample], names: Mapping[str, str]) -> dict[_Series, fl
     """Return the values of figures by their sources; of ranks that share their requests, the largest value."""
     values: dict[_Series, float] = {}
     for sample in samples:
-        figure = names.get(_plain(sample.name))
+        figure = names.get(plain_name(sample.name))
         if figure is None or not isfinite(sample.value) or sample.labels.get("priority"):
             continue
         ignored = PARTS if figure != USAGE else frozenset()
         labels = sorted(each for each in sample.labels.items() if each[0] not in ignored)
-        series = figure, (_plain(sample.name), *labels)
+        series = figure, (plain_name(sample.name), *labels)
         values[series] = max(sample.value, values.get(series, sample.value))
     return values
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a metric's name with a colon and without the suffix of counters."""
     for engine in ("vllm", "sglang"):
         if name.startswith(f"{engine}_"):
@@ -277,5 +277,5 @@ def _plain(name: str) -> str:
 
 
 def _num_blocks(samples: list[Sample]) -> int | None:
-    counts = [sample.labels.get("num_gpu_blocks", "") for sample in samples if _plain(sample.name) == CACHE_CONFIG]
+    counts = [sample.labels.get("num_gpu_blocks", "") for sample in samples if plain_name(sample.name) == CACHE_CONFIG]
     return sum(int(number) for number in counts if number.isdecimal()) or None
