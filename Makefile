@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-long-part test-ray test-transformers test-numba test-pretrained test-peers test-nixl lint format wheel bench gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
+.PHONY: help run serve replay test test-plain test-long test-long-part test-ray test-transformers test-numba test-pretrained test-peers test-trl test-nixl lint format wheel bench gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -137,13 +137,27 @@ PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudp
 	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt $(PEER_PACKAGES)
 	@touch $@
 
-test-peers: .venv/peers/.installed ## `record`, KV events and the server against the code and the tests of vLLM and SGLang (PEERS)
+test-peers: .venv/peers/.installed ## `record`, KV events, the server and plug-ins against the code and the tests of vLLM and SGLang (PEERS)
 	@failed=0; for peer in vllm:$(PEER_vllm) sglang:$(PEER_sglang); do code="$(PEERS)/$${peer#*:}"; name=$${peer%%:*}; \
 		if [ ! -d "$$code/$$name" ]; then failed=1; \
 			echo "not tested: there is no $$code/$$name. Unpack $${peer#*:} there, or name the folder: PEERS=FOLDER" >&2; \
 		else echo "$$code"; PAGEDKV_PEERS=1 PAGEDKV_VLLM_CPU="$(VLLM_CPU)" PYTHONPATH="$$code" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR \
 			.venv/peers/bin/python -m pytest -q -W ignore -p no:cacheprovider tests/peers/test_$$name*.py || failed=1; \
 		fi; done; exit $$failed
+
+# TRL's trainer with rollouts of ours, on a CPU. Loops are plain Python: compiling them takes longer than these models.
+TRL_PACKAGES := 'trl==1.16.*' accelerate datasets peft
+
+.venv/trl/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
+		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
+	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check $(TRL_PACKAGES)
+	@touch $@
+
+test-trl: .venv/trl/.installed ## rollouts of TRL's GRPO trainer, compared with what the trainer computes
+	NUMBA_DISABLE_JIT=1 PAGEDKV_PEERS=1 TRL_EXPERIMENTAL_SILENCE=1 \
+		.venv/trl/bin/python -m pytest -q -W ignore -p no:cacheprovider tests/peers/test_trl.py
 
 # moto's S3 has an environment of its own; tests of tiers run on it where it is there, and are skipped where it is not.
 MOTO_PACKAGES := moto[s3] flask flask-cors

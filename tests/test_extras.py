@@ -56,7 +56,7 @@ def names(folder, prefix):
             yield from names(folder / module.name.rpartition(".")[2], module.name + ".")
 import pagedkv
 for name in names(Path(pagedkv.__file__).parent, "pagedkv."):
-    if not name.startswith(("pagedkv.cli.", "pagedkv.device.kernels.triton", "pagedkv.__main__")):
+    if not name.startswith(("pagedkv.cli.", "pagedkv.device.kernels.triton", "pagedkv.plugins.", "pagedkv.__main__")):
         try:
             importlib.import_module(name)
         except MissingExtraError as error:

@@ -20,7 +20,7 @@ import pytest
 from pagedkv.server import Service
 from tests.server.serving import running
 
-__all__ = ["RemoteServer", "borrowed", "cases_of", "leave_out", "served", "without_server"]
+__all__ = ["RemoteServer", "borrowed", "cases_of", "leave_out", "served", "their_tests", "without_server"]
 
 FIXTURES: Final = frozenset({"client", "server"})
 """Fixtures of theirs that lead to a server."""
@@ -89,12 +89,12 @@ def borrowed(path: str) -> ModuleType:
 
 def cases_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """Return the tests of a module of theirs that lead to a server, by name."""
-    return {name: test for name, test in _tests_of(module).items() if _asks_a_server(test)}
+    return {name: test for name, test in their_tests(module).items() if _asks_a_server(test)}
 
 
 def without_server(module: ModuleType) -> set[str]:
     """Return the names of a module's tests that lead to no server: they test vLLM's own classes."""
-    return {name for name, test in _tests_of(module).items() if not _asks_a_server(test)}
+    return {name for name, test in their_tests(module).items() if not _asks_a_server(test)}
 
 
 def leave_out(request: pytest.FixtureRequest, left_out: Mapping[str, str]) -> None:
@@ -108,7 +108,8 @@ def leave_out(request: pytest.FixtureRequest, left_out: Mapping[str, str]) -> No
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
 
-def _tests_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
+def their_tests(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Return the tests of a module of theirs, by name."""
     return {name: value for name, value in vars(module).items() if name.startswith("test_") and callable(value)}
 
 

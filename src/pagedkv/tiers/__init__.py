@@ -9,6 +9,7 @@ Reading order::
     body, folder_body, redis_body, object_body   where bytes are kept
     store, shared_store   a core and a body on threads; entries of other processes
     specs              tiers as users write them
+    checkpoint         the digest of a model's files, for engines that tell their path alone
     entry_blocks, served, tier_loads, tier_offers, tier_events   what an engine, or a simulation, loads and offers
 
 This room depends on no device, no model and no engine. What is loaded and offered has no thread and no clock: its
@@ -17,6 +18,7 @@ space; an engine imports the last five modules by themselves.
 """
 
 from pagedkv.tiers.body import Body, HostBody, HostMemory
+from pagedkv.tiers.checkpoint import checkpoint_digest
 from pagedkv.tiers.core import StoreCore, StoreStatistics
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import (
@@ -31,6 +33,7 @@ from pagedkv.tiers.frame import (
     write_frame,
 )
 from pagedkv.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, RunChain, end_key_of, runs_of
+from pagedkv.tiers.index import StoreIndex
 from pagedkv.tiers.object_body import ObjectBody
 from pagedkv.tiers.redis_body import RedisBody
 from pagedkv.tiers.shared_store import SharedStore
@@ -97,12 +100,14 @@ __all__ = [
     "StoreConfig",
     "StoreCore",
     "StoreEvents",
+    "StoreIndex",
     "StoreOutcome",
     "StoreStatistics",
     "Tier",
     "TierStore",
     "Write",
     "array_of",
+    "checkpoint_digest",
     "compute_check",
     "end_key_of",
     "frame_nbytes",
