@@ -18,6 +18,9 @@ OF_A_PAIR: Final = "peaks of the data sheet, at shares of them; not measured"
 FOR_TRIALS: Final = "arbitrary, for trials"
 
 
+MIB: Final = 2**20
+
+
 def scaled(key: str, scale: float, form: str) -> Callable[[Json], str]:
     """Return the column of a number in another unit; none where it is 0 or unknown."""
     return lambda row: format(row[key] / scale, form) if row[key] else "-"
@@ -26,8 +29,8 @@ def scaled(key: str, scale: float, form: str) -> Callable[[Json], str]:
 MODELS: Final[Columns[Json]] = {
     "model": lambda row: row["name"],
     "bytes a token": scaled("token_nbytes", 1, ",.0f"),
-    "state bytes": scaled("state_nbytes", 1, ",.0f"),
-    "weights GiB": scaled("weights_nbytes", GIB, ",.1f"),
+    "state MiB": scaled("state_nbytes", MIB, ",.1f"),
+    "weights": scaled("weights_nbytes", GIB, ",.1f"),
     "context": scaled("max_context", 1, ",.0f"),
     "groups": lambda row: " ".join(row["groups"]),
     "config of": lambda row: row["source"],
@@ -65,7 +68,7 @@ def presets(json_file: opt.JsonFile = None) -> None:
             names = list(cost_model_names())
             write_json(json_file, {"command": command_line(), "models": models, "gpus": gpus, "cost_models": names})
     if json_file != STANDARD_OUTPUT:
-        show(table("Models", MODELS, named(models)))
+        show(table("Models (weights in GiB)", MODELS, named(models)))
         show(table("GPUs", GPUS, named(gpus)))
         rows = [(name, OF_A_PAIR if "/" in name else FOR_TRIALS) for name in cost_model_names()]
         print_numbers("Cost models", ("name", "from"), rows)
