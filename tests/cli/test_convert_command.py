@@ -225,8 +225,11 @@ def test_a_broken_trace_gets_one_line_and_leaves_the_old_file(tmp_path: Path, br
 
 
 def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
-    for trace in (tmp_path / "missing", tmp_path):
-        assert refused(trace, "-o", tmp_path / "out").startswith(f"pagedkv: {trace}: cannot be opened")
+    for trace, reason in (
+        (tmp_path / "missing", "cannot be opened"),
+        (tmp_path, "the folder has no file that ends in"),
+    ):
+        assert refused(trace, "-o", tmp_path / "out").startswith(f"pagedkv: {trace}: {reason}")
 
 
 def test_an_output_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
@@ -314,7 +317,7 @@ def test_a_newcomer_with_any_log_has_a_result_in_two_commands(tmp_path: Path, sa
         ["--columns", "arrival=when_ms,input=tokens in,output=out"] if sample == "columns.csv" else []
     )
     options += ["--fields", FIELDS] if sample == "fields.jsonl" else []
-    options += ["--session-interval", 60] if sample == "sharegpt.json" else []
+    options += ["--session-interval", 60] if sample in {"sharegpt.json", "weka.json"} else []
     options += ["--arrivals", "poisson:1"] if sample == "batch-input.jsonl" else []
     assert run("convert", SAMPLES / sample, "-o", trace, *options, "--anonymize").exit_code == 0
     result = run("replay", trace, "--cost-model", "instant", "--json", "-")

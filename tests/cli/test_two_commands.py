@@ -36,26 +36,35 @@ COUNTS: Final = {
     "bailian.jsonl": Counted(2, 40 + 64, 132 + 3, 32),  # two ids of 16 tokens
     "batch-input.jsonl": Counted(2, 24 + 22, 100 + 100, 12),  # of 14 until "What" and "And"
     "batch-output.jsonl": Counted(2, 24 + 21, 9 + 5, None),
+    "bedrock.jsonl": Counted(4, 24 + 40 + 21 + 90_000, 9 + 4 + 6 + 4, 32 + 12),  # of 24 + 9 - 1; of 13 until the text
     "bench.json": Counted(2, 128 + 64, 3 + 2, None),
     "burstgpt.csv": Counted(2, 472 + 1087, 18 + 230, None),
+    "claude-code.jsonl": Counted(4, 1000 + 1084 + 1124 + 300, 60 + 12 + 5 + 3, 1000 + 1092),  # of 1084 + 12 - 1
+    "codex.jsonl": Counted(3, 200 + 230 + 250, 40 + 9 + 2, 200 + 236),  # thoughts come first; of 230 + 9 - 1
     "columns.csv": Counted(2, 12 + 7, 3, None),
     "fields.jsonl": Counted(2, 1024 + 1041, 9 + 4, 1032),  # of 1024 + 9 - 1
     "helicone.jsonl": Counted(2, 24 + 40, 9 + 4, 0),  # the second one's body is not in the export
     "langfuse.json": Counted(2, 24 + 40, 9 + 4, 32),  # of 24 + 9 - 1
     "langfuse.jsonl": Counted(2, 24 + 40, 9 + 54, 32),
+    "langsmith.jsonl": Counted(2, 24 + 40, 9 + 4, 32),
     "litellm.csv": Counted(2, 1024 + 1080, 9 + 4, None),
     "litellm.jsonl": Counted(2, 24 + 40, 9 + 4, 32),
     "mooncake.jsonl": Counted(2, 600 + 512, 52 + 26, 508),  # of 512, all of which another prompt had
     "openai.jsonl": Counted(2, 30 + 48, 10 + 2 * 5, 36),  # of 30 + 10 - 1
+    "openinference.jsonl": Counted(2, 24 + 40, 9 + 4, 32),
     "otel.jsonl": Counted(3, 24 + 40 + 11, 9 + 4 + 5, 32),
     "responses.jsonl": Counted(3, 24 + 40 + 30, 9 + 54 + 3, 32),
     "sglang-level2.log": Counted(2, 806 + 5, 4 + 3, 0),
     "sglang.jsonl": Counted(2, 4 + 40, 2 + 2, 0),
     "sglang.log": Counted(2, 4 + 4, 2 + 2, 0),
     "sharegpt.json": Counted(3, 14 + 24 + 8, 2 + 4 + 3, 12),  # of 14 + 2 - 1
+    "tracelab.jsonl": Counted(3, 24 + 40 + 50, 9 + 4 + 4, 32 + 20),  # as much as is stated
     "usage.jsonl": Counted(2, 120 + 90, 40, None),
+    "vertex-batch.jsonl": Counted(2, 24 + 40, 9 + 4, 32),
+    "vertex.jsonl": Counted(2, 24 + 40, 9 + 54, 32),
     "vllm-debug.log": Counted(2, 24 + 44, 12 + 3, 32),  # of 24 + 12 - 1
     "vllm.log": Counted(2, 6 + 7, 3 + 2 * 2, 0),
+    "weka.json": Counted(4, 24 + 14 + 19 + 40, 9 + 3 + 2 + 4, 12 + 12 + 24),  # ids of 4 tokens
     "wildchat.jsonl": Counted(4, 12 + 31 + 8 + 19, 9 + 1 + 3 + 4, 20 + 8),  # of 12 + 9 - 1 and of 8 + 3 - 1
 }
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.clocks import spread_stamps
-from pagedkv.planner.traces.formats.calls import PICTURE_TOKENS, KnownLengths, ids_part, text_part
+from pagedkv.planner.traces.formats.calls import KnownLengths
+from pagedkv.planner.traces.formats.parts import PICTURE_TOKENS, ids_part, text_part
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import CharacterTokens

@@ -237,7 +237,7 @@ def test_other_formats_have_one_clock(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "missing", "No such file"), (tmp_path, "directory")):
+    for path, reason in ((tmp_path / "missing", "No such file"), (tmp_path, "the folder has no file")):
         with pytest.raises(TraceError, match=reason) as raised:
             TraceReader(path)
         assert raised.value.line is None

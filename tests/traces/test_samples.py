@@ -19,6 +19,8 @@ from pagedkv.planner.traces.token_blocks import CharacterTokens, FileTokens
 SAMPLES = Path(__file__).with_name("samples")
 COLUMNS = "arrival=when_ms,input=tokens in,output=out,user=who"
 FIELDS = "arrival=at.begin_ms,prompt=ask.turns,answer=reply,input=n.in,output=n.out,user=who,status=state"
+CLAUDE = "2f8b1c4d-6a73-4e9b-91c0-5d7f3a8e2b46"
+CODEX = "01a7c9e4-6d12-7b3a-9f42-8c6d5e1a0b73"
 
 # Name of the file: what it is taken for; arrival, prompt and output tokens, sequences and session of each request.
 EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] = {
@@ -151,6 +153,78 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
             (1772355640.0, 19, 4, 1, "c2"),
         ],
     ),
+    "bedrock.jsonl": (
+        (
+            "Bedrock's log of invocations (calls that generate no text, skipped: 1), times in ISO 8601, lengths of its "
+            "usage, content of its texts, truncated prompts: 1 (what they share is unknown), left out: 1 "
+            "(ThrottlingException: 1)"
+        ),
+        [
+            (1772355600.0, 24, 9, 1, None),
+            (1772355605.0, 40, 4, 1, None),
+            (1772355606.0, 21, 6, 1, None),
+            (1772355608.0, 90_000, 4, 1, None),
+        ],
+    ),
+    "vertex.jsonl": (
+        "a log of Gemini's requests, times in ISO 8601, lengths of its usage, content of its texts",
+        [(1772355600.5, 24, 9, 1, None), (1772355605.25, 40, 54, 1, None)],
+    ),
+    "vertex-batch.jsonl": (
+        "a log of Gemini's requests, times in ISO 8601, lengths of its usage, content of its texts",
+        [(1772355600.5, 24, 9, 1, None), (1772355605.25, 40, 4, 1, None)],
+    ),
+    "openinference.jsonl": (
+        (
+            "OpenTelemetry's spans of generative AI (other spans skipped: 1), times in ISO 8601, lengths of its usage, "
+            "content of its texts"
+        ),
+        [(1772355600.5, 24, 9, 1, "s1"), (1772355605.25, 40, 4, 1, "s1")],
+    ),
+    "langsmith.jsonl": (
+        ("LangSmith's runs (other runs skipped: 1), times in ISO 8601, lengths of its usage, content of its texts"),
+        [(1772355600.5, 24, 9, 1, "s1"), (1772355605.25, 40, 4, 1, "s1")],
+    ),
+    "claude-code.jsonl": (
+        (
+            "Claude Code's sessions (rows of other kinds, skipped: 4), times in ISO 8601, lengths of its usage, "
+            "content of its texts"
+        ),
+        [
+            (1772355600.5, 1000, 60, 1, CLAUDE),
+            (1772355605.25, 1084, 12, 1, CLAUDE),
+            (1772355620.0, 1124, 5, 1, CLAUDE),
+            (1772355620.2, 300, 3, 1, f"{CLAUDE} a1b2c3"),
+        ],
+    ),
+    "codex.jsonl": (
+        (
+            "Codex's sessions (rows of other kinds, skipped: 5), times in ISO 8601, lengths of its usage, content of "
+            "its texts"
+        ),
+        [
+            (1772355600.5, 200, 40, 1, CODEX),
+            (1772355602.5, 230, 9, 1, CODEX),
+            (1772355620.0, 250, 2, 1, CODEX),
+        ],
+    ),
+    "tracelab.jsonl": (
+        "TraceLab's rounds, which share what the provider's cache had, times in ISO 8601, tokens of the log",
+        [
+            (1772355600.5, 24, 9, 1, "claude:s1"),
+            (1772355605.25, 40, 4, 1, "claude:s1"),
+            (1772355609.0, 50, 4, 1, "claude:s1"),
+        ],
+    ),
+    "weka.json": (
+        "Weka's sessions of agents, times in s of each session's own clock",
+        [
+            (0.0, 24, 9, 1, "trace_0001"),
+            (2.0, 14, 3, 1, "trace_0001 agent 1"),
+            (3.5, 19, 2, 1, "trace_0001 agent 1"),
+            (6.0, 40, 4, 1, "trace_0001"),
+        ],
+    ),
     "fields.jsonl": (
         "JSON lines by `fields`, times in ms, lengths of its fields, content of its texts, left out: 1 (503: 1)",
         [(1772355600.5, 1024, 9, 1, "ann"), (1772355605.25, 1041, 4, 1, "ann")],
@@ -211,6 +285,11 @@ def test_a_sample_is_recognised_and_read(name: str) -> None:
         "responses.jsonl",
         "wildchat.jsonl",
         "fields.jsonl",
+        "bedrock.jsonl",
+        "vertex.jsonl",
+        "vertex-batch.jsonl",
+        "openinference.jsonl",
+        "langsmith.jsonl",
     ],
 )
 def test_a_conversation_that_goes_on_begins_with_all_that_was_said(name: str) -> None:

@@ -40,6 +40,7 @@ from pagedkv.cli.plan_axes import PlannedPoint
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions, TraceSources
 from pagedkv.errors import ConfigurationError, InterruptedRunError, OutputError, TraceError
+from pagedkv.planner.traces.lines import files_of
 from pagedkv.simulation import ServingConfig, compile_loops
 from pagedkv.simulation.planning import LoadSearch, PlanPoint, PointFigures, run_point
 from pagedkv.simulation.planning.decision import limit_of
@@ -61,11 +62,11 @@ def digest_of_files(paths: Sequence[str]) -> str:
     Raises:
         OutputError: a path is not an ordinary file, which every point can read again.
     """
-    digests = [_digest_of_file(path) for path in paths]
+    digests = [_digest_of_file(file) for path in paths for file in files_of(path)]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def _digest_of_file(path: str) -> str:
+def _digest_of_file(path: str | Path) -> str:
     file = Path(path)
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise OutputError(f"{path}: a plan reads the trace once for each point: name a file, not a pipe")

@@ -183,7 +183,7 @@ class TraceOptions:
     def _in_order(self, trace: TraceReader) -> Iterator[Request]:
         if self.session_interval_s is not None and trace.session_per_row:
             yield from interleave_sessions(trace.sessions(), self.session_interval_s, self.max_gap_s)
-        elif self.sort and not trace.session_per_row:
+        elif (self.sort or trace.is_folder) and not trace.session_per_row:
             yield from in_order_of_arrival(trace)
         else:
             yield from trace

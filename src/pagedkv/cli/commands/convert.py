@@ -168,7 +168,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
 
 
 def _in_order(path: str, trace: TraceReader, conversion: Conversion) -> Iterator[Request]:
-    """Return the requests on one clock, not yet sorted."""
+    """Return the requests on one clock, sorted if they come of a folder, else not yet."""
     if conversion.session_interval_s is not None:
         return interleave_sessions(trace.sessions(), conversion.session_interval_s, conversion.max_gap_s)
     if trace.session_per_row:
@@ -176,7 +176,7 @@ def _in_order(path: str, trace: TraceReader, conversion: Conversion) -> Iterator
         raise TraceError(
             path, None, reason, "State the seconds between the starts of two sessions: --session-interval 60"
         )
-    return iter(trace)
+    return in_order_of_arrival(trace) if trace.is_folder else iter(trace)
 
 
 def _counted(requests: Iterator[Request], count_one: Callable[[], None]) -> Iterator[Request]:

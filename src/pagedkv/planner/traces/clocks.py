@@ -48,6 +48,7 @@ EQUAL_SHARE: Final = 4
 COARSE_S: Final = 0.5
 """If no step of the clock is smaller, rounding gives equal times to requests that arrived apart."""
 REMEDY: Final = "State the unit of the times (`time_unit=s`, ms, us or ns), or repair the row"
+DATE_ALONE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 PLACES: Final = 9
 MOST_SEEN: Final = 2**20
 """Number of times remembered of an unsorted file, where equal times need not be adjacent."""
@@ -173,7 +174,10 @@ def _epoch_unit(number: float) -> str | None:
 
 
 def _iso_seconds(line: Line, text: str) -> float:
-    tidy = re.sub(r"^\[|\]$", "", text.strip()).replace(",", ".")
+    tidy = re.sub(r"^\[|\]$", "", text.strip()).replace(",", ".").removesuffix(" UTC")
+    if DATE_ALONE.fullmatch(tidy):
+        reason = f"{text!r:.60} is a date without a time of day, as sums over a day have"
+        raise line.fault(reason, "Give a log with a row and a time for each request, or generate arrivals (`arrivals`)")
     try:
         when = datetime.fromisoformat(tidy)
     except ValueError as error:

@@ -7,6 +7,9 @@ memory.
 A JSON array in any layout is split one object at a time, since the whole array may not fit in memory. Pieces of the
 file may end anywhere. One regular expression finds strings and brackets; the caller parses the objects.
 
+A folder is read as its JSON files behind one another, in order of their names, as agents and gateways write a file for
+each session or hour: :class:`FolderReader`.
+
 Rows of Parquet become lines of JSON, so that a Parquet file can have every format of JSON lines. A row's number serves
 as its line number. Only a batch of rows is in memory.
 """
@@ -143,7 +146,7 @@ MAX_LINE_NBYTES: Final = 64 * 2**20
 READ_NBYTES: Final = 2**20
 PEEKED_NBYTES: Final = 256
 HEAD_NBYTES: Final = 512
-ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*(?:\{|\]|\Z)")
+ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*(?:\{|\]|\Z)|\{[ \t]*\r?\n)")
 FETCH_AGAIN: Final = "Fetch or decompress the file again"
 
 
@@ -241,9 +244,15 @@ class LineReader:
                 yield Line(self._path, number, text)
             number += 1
 
+    def rows(self) -> Iterator[Line]:
+        """Yield the rows: lines, elements of an array, or rows of Parquet. Raises TraceError as iterating does."""
+        if self.is_parquet:
+            return parquet_rows(self._path)
+        return array_elements(self.pieces()) if self.is_array else iter(self)
+
     @property
     def is_array(self) -> bool:
-        """Whether the file is a JSON array of objects; reads only its beginning.
+        """Whether the file is a JSON array of objects, or an object over several lines; reads only its beginning.
 
         Raises:
             TraceError: the file is cut short there, or damaged.
@@ -289,6 +298,73 @@ class LineReader:
         except UnicodeDecodeError as error:
             reason = f"byte {error.start + 1} of the line is not UTF-8 (0x{raw[error.start]:02x})"
             raise TraceError(self._path, number, reason, "Give UTF-8 text, plain or gzip") from error
+
+
+def opened(path: str | os.PathLike[str]) -> "LineReader | FolderReader":
+    """Open a file, or the files of a folder. Raises ConfigurationError and TraceError as :class:`LineReader` does."""
+    return FolderReader(path) if Path(path).is_dir() else LineReader(path)
+
+
+LOG_NAMES: Final = re.compile(r"[^.].*\.(?:jsonl|json|ndjson)(?:\.gz|\.zst)?")
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of a folder and of the folders within that may be logs, by name; or the file itself.
+
+    Raises:
+        TraceError: a folder has no such file.
+    """
+    if not Path(path).is_dir():
+        return [Path(path)]
+    files = sorted(file for file in Path(path).rglob("*") if LOG_NAMES.fullmatch(file.name) and file.is_file())
+    if not files:
+        reason = "the folder has no file that ends in .jsonl or .json, also compressed"
+        raise TraceError(os.fspath(path), None, reason, "Name a folder of session files or logs, or a file")
+    return files
+
+
+class FolderReader:
+    """Streams the lines of all JSON files in a folder and in the folders within, by name; one file is open at a time.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        TraceError: it has no such file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._files = files_of(path)
+        self._reader: LineReader | None = None
+        self._num_bytes_ended = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files as stored."""
+        return sum(file.stat().st_size for file in self._files)
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Stored bytes read so far."""
+        return self._num_bytes_ended + (0 if self._reader is None else self._reader.num_bytes_read)
+
+    def __enter__(self) -> Self:
+        """Hold the folder."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file that is open."""
+        if self._reader is not None:
+            self._reader.__exit__()
+
+    def rows(self) -> Iterator[Line]:
+        """Yield the lines, or the elements of arrays, of all files. Raises TraceError, which names the file."""
+        for file in self._files:
+            with LineReader(file) as self._reader:
+                yield from self._reader.rows()
+                self._num_bytes_ended += self._reader.num_bytes or 0
+            self._reader = None
 
 
 MARK: Final = re.compile(r'"(?:[^"\\]|\\.)*(?P<end>"|\\?\Z)|[{}]', re.DOTALL)

@@ -9,7 +9,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
+from pathlib import Path
 from textwrap import shorten
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,6 +18,7 @@ from typing import Any, Final, Self
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.clocks import ArrivalOrder, GeneratedArrivals, require_time_unit
+from pagedkv.planner.traces.formats.agent_sessions import ClaudeCodeRows, CodexRows, TraceLabRows
 from pagedkv.planner.traces.formats.calls import LogRows
 from pagedkv.planner.traces.formats.csv_rows import (
     LENGTH_COLUMNS,
@@ -37,19 +39,21 @@ from pagedkv.planner.traces.formats.id_traces import (
     PagedkvRows,
     SessionRows,
     TenantRows,
+    WekaRows,
 )
 from pagedkv.planner.traces.formats.parsing import FORMAT_NAME, Reading, RowFormat, decoded
 from pagedkv.planner.traces.formats.service_logs import (
+    BedrockRows,
     BenchRows,
     ChatRows,
     FieldRows,
     HeliconeRows,
     LangfuseRows,
     LiteLlmRows,
-    SpanRows,
     WildChatRows,
 )
-from pagedkv.planner.traces.lines import Line, LineReader, array_elements, parquet_rows
+from pagedkv.planner.traces.formats.spans import LangSmithRows, SpanRows
+from pagedkv.planner.traces.lines import FolderReader, Line, opened
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import CharacterTokens, TextTokens
 
@@ -61,7 +65,8 @@ class TraceReader:
     """Reads one trace, in any known format; iterate over it once, inside a ``with`` block.
 
     Args:
-        path: the file, plain, gzip, zst or Parquet; its content determines which, and the format.
+        path: the file, plain, gzip, zst or Parquet; its content determines which, and the format. Or a folder, whose
+            files are of one format; their requests are not in order of arrival.
         block_size: tokens per id; replaces the trace's own or the inferred value.
         time_unit: unit of the arrivals; replaces the format's own, or the one that its numbers determine.
         columns: columns of a CSV or Parquet file, or fields of JSON lines, by role: arrival, input, output, session,
@@ -98,6 +103,7 @@ class TraceReader:
         require_time_unit(time_unit)
         if block_size is not None and block_size < 1:
             raise ConfigurationError(f"the trace's block size must be at least 1 token, got {block_size}")
+        any_order = any_order or Path(path).is_dir()
         self._any_order = any_order
         self._arrivals = arrivals
         self._bad_lines = BadLines(skip_bad)
@@ -112,7 +118,10 @@ class TraceReader:
             tenant_by=tenant_by,
             is_spread=is_spread,
         )
-        self._lines = LineReader(path)
+        self._lines = opened(path)
+        self.is_folder = isinstance(self._lines, FolderReader)
+        """Whether the path is a folder, whose files follow each other in order of their names, not of time."""
+        self._num_skipped = 0
 
     @property
     def num_bytes(self) -> int | None:
@@ -142,7 +151,8 @@ class TraceReader:
             TraceError: as :attr:`session_per_row`.
         """
         generated = [] if self._arrivals is None else [self._arrivals.note]
-        return [*generated, *self._format.notes, *self._bad_lines.notes]
+        skipped = f"rows of another kind before the first request, skipped: {self._num_skipped:,}"
+        return [*generated, *self._format.notes, *self._bad_lines.notes, *([skipped] if self._num_skipped else [])]
 
     def __enter__(self) -> Self:
         """Hold the file open."""
@@ -221,17 +231,21 @@ class TraceReader:
 
     @cached_property
     def _first(self) -> Line:
-        """The first line that is not blank."""
+        """The first line of a known format: the first that is not blank, unless it is a row of another kind."""
         first = next(self._remaining, None)
         if first is None:
             raise TraceError(self._lines.path, None, "the file is empty", "Name a trace with at least one request")
+        if is_known(first, self._reading):
+            return first
+        for num, line in enumerate(islice(self._remaining, MOST_TRIED), 1):
+            if is_known(line, self._reading):
+                self._num_skipped = num
+                return line
         return first
 
     @cached_property
     def _remaining(self) -> Iterator[Line]:
-        if self._lines.is_parquet:
-            return parquet_rows(self._lines.path)
-        return array_elements(self._lines.pieces()) if self._lines.is_array else iter(self._lines)
+        return self._lines.rows()
 
 
 VALUE: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:[.,]\d+)*")
@@ -288,11 +302,24 @@ class BadLines:
 
 KNOWN_FORMATS: Final = (
     f'A trace has JSON lines, the first with "format": "{FORMAT_NAME}", or each with hash_ids, hash_runs or requests; '
-    "or it is a request log with messages or usage and times, a log of vLLM or SGLang, an export of LiteLLM, Langfuse "
-    "or Helicone, spans of OpenTelemetry, conversations of ShareGPT or WildChat, or CSV with the header "
+    "or it is a request log with messages or usage and times, a log of vLLM, SGLang, Bedrock or Vertex AI, an export "
+    "of LiteLLM, Langfuse, Helicone or LangSmith, spans of OpenTelemetry or OpenInference, sessions of Claude Code, "
+    "Codex or Weka, conversations of ShareGPT or WildChat, or CSV with the header "
     f"{','.join(LENGTH_COLUMNS)}, Azure's or BurstGPT's, or any by `columns`; other JSON lines by `fields`"
 )
-LOGS: Final = (LiteLlmRows, LangfuseRows, HeliconeRows, SpanRows, WildChatRows, BenchRows)
+LOGS: Final = (
+    LiteLlmRows,
+    LangfuseRows,
+    HeliconeRows,
+    BedrockRows,
+    LangSmithRows,
+    SpanRows,
+    WildChatRows,
+    BenchRows,
+    CodexRows,
+    TraceLabRows,
+    ClaudeCodeRows,
+)
 """Logs of objects that are told apart by the keys of their first row."""
 
 
@@ -313,6 +340,17 @@ def detect_format(first: Line, reading: Reading) -> RowFormat:
         remedy = "Name several logs, each of a tenant, or a log of the gateway before the engine"
         raise first.fault("an engine's log has no tenants (`tenant_by`)", remedy)
     return TenantRows(row_format, reading.tenant_by)
+
+
+MOST_TRIED: Final = 1000
+"""Rows of another kind before the first request of a log."""
+
+
+def is_known(line: Line, reading: Reading) -> bool:
+    """Return whether a line determines the format of its file; one that is not JSON does, or is refused."""
+    if not line.text.startswith("{") or reading.columns is not None:
+        return True
+    return _of_objects(line, decoded(line, dict[str, msgspec.Raw]), reading) is not None
 
 
 def _detected(first: Line, reading: Reading) -> RowFormat:
@@ -347,6 +385,8 @@ def _of_text(first: Line, reading: Reading) -> RowFormat:
 def _of_objects(first: Line, keys: dict[str, Any], reading: Reading) -> RowFormat | None:
     if "format" in keys:
         return PagedkvRows(first, reading.block_size)
+    if WekaRows.matches(keys):
+        return WekaRows(reading.block_size)
     if "requests" in keys:
         return SessionRows(reading.block_size, any_order=reading.any_order)
     if "hash_runs" in keys or "hash_ids" in keys:

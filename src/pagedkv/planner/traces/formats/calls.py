@@ -1,20 +1,11 @@
-"""Calls of a log as requests: the parts of their texts, their lengths, bodies of requests and answers.
+"""Calls of a log as requests: the parts of their texts, their lengths, failures and usages.
 
 A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Stated lengths are used where they
-exist; content comes from tokens or texts. A length that is not stated is estimated from the characters of its text, and
-a note reports this. Failed calls were not served in full: by default they are left out, and counted by kind of failure.
-
-Bodies, answers and usages have the shapes of OpenAI's and Anthropic's interfaces. A body has ``messages`` or
-``prompt``, or, in the Responses API, ``input``; an answer has ``choices``, ``content`` or ``output``; a usage counts
-tokens under the names of either interface. The layout of each log determines which of a row's objects is the body, the
-answer or the usage.
-
-The messages of a conversation are split into parts of text, so that conversations share whole parts. A chat template
-puts marks around messages, which differ from model to model. Here a message is one part for its role, then the parts of
-its content; the prompt ends with the role of the answer. So the next turn of a conversation begins with the parts of
-the previous turn, including its answer. Ids and caching directives for a provider are left out, since they are not part
-of the prompt. A picture, or other content that is not text, is a part as well, identified by its data; a model does not
-read it as text.
+exist; content comes from tokens or texts (:mod:`~pagedkv.planner.traces.formats.parts`), and both must fit each other
+(:mod:`~pagedkv.planner.traces.formats.reconciling`). A length that is not stated is estimated from the characters of
+its text, and a note reports this. Failed calls were not served in full: by default they are left out, and counted by
+kind of failure. A usage counts tokens under the names of OpenAI's or Anthropic's interface, or of those like them. The
+layout of each log determines which of a row's objects is the body, the answer or the usage.
 
 Stated usage gives lengths without tokens; texts show which prompts begin alike. If every prompt were stretched to its
 own length, two prompts that begin alike would get different tokens there, and nothing would hit. So a part keeps the
@@ -26,11 +17,11 @@ The lengths always add up to the stated length. If the known parts are longer th
 answer without its thoughts), they keep their lengths as far as they fit, and the rest is divided anew.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
@@ -47,158 +38,13 @@ from pagedkv.planner.traces.formats.parsing import (
     RowFormat,
     check_range,
     check_row,
-    checked_tokens,
     decoded,
 )
+from pagedkv.planner.traces.formats.parts import PICTURE_TOKENS, JsonObject, Part, answer_parts, as_list
+from pagedkv.planner.traces.formats.reconciling import Reconciler, refuse_sum
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import TextTokens, marked_tokens, stretched_tokens
-
-ANSWERER: Final = "assistant"
-NO_CONTENT: Final = frozenset({"cache_control", "id", "prompt_cache_breakpoint"})
-"""Keys that do not change the prompt."""
-PICTURE_TOKENS: Final = 1000
-"""Tokens of a picture without a stated length: about what providers charge for a million pixels."""
-BYTES_PER_TOKEN: Final = 4
-MEDIA_TYPES: Final = frozenset(
-    {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "document", "file"}
-    | {"input_file", "blob", "uri"}
-)
-NAMED_CONTENT: Final = ("text", "content", "input_text", "output_text", "refusal", "thinking")
-"""Keys for the text of a content part: of OpenAI, Anthropic, and OpenTelemetry's conventions."""
-TURN_TYPES: Final = frozenset({"function_call", "function_call_output", "reasoning", "item_reference"})
-"""Items of an input that are not messages, in the Responses API."""
-EMPTY: Final = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """A piece of a prompt or an answer that has the same tokens wherever it is repeated.
-
-    Args:
-        pieces: int32 ``[n]``, tokens made from its text; equal texts have equal ones.
-        weight: its share of a stated length of the whole: bytes of the text, since the bytes per token differ little
-            between scripts.
-        is_media: whether it is a picture, a sound or a file, with a round number of pieces.
-        is_exact: whether its pieces are the tokens that were computed, taken from the log.
-        num_characters: characters of its text, which a log may have cut.
-    """
-
-    pieces: Int32Array
-    weight: int
-    is_media: bool = False
-    is_exact: bool = False
-    num_characters: int = 0
-
-
-def text_part(text: str, texts: TextTokens) -> Part:
-    """Make a part from a text. O(characters)."""
-    weight = len(text.encode("utf-8", "surrogatepass"))
-    return Part(texts.token_ids(text), weight, num_characters=len(text))
-
-
-def ids_part(token_ids: Int32Array) -> Part:
-    """Make a part from tokens in the log."""
-    return Part(token_ids, BYTES_PER_TOKEN * len(token_ids), is_exact=True)
-
-
-def joined_parts(parts: Sequence[Part]) -> Int32Array:
-    """Concatenate the pieces of parts."""
-    return np.concatenate([EMPTY, *(part.pieces for part in parts)])
-
-
-def prompt_parts(line: Line, body: Mapping[str, Any], texts: TextTokens) -> list[Part] | None:
-    """Read the parts of a request's body: tools, system text, messages; or its prompt. None if it has none of these.
-
-    Raises:
-        TraceError: the prompt is a list of tokens, and an entry is not a token.
-    """
-    prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return [text_part(prompt, texts)]
-    if isinstance(prompt, list) and prompt and type(prompt[0]) is int:
-        return [ids_part(checked_tokens(line, prompt))]
-    turns = _turns(body)
-    if turns is None:
-        return None
-    parts = _with_role("tools", body["tools"], texts) if body.get("tools") else []
-    for key in ("system", "instructions"):
-        if body.get(key):
-            parts += _with_role("system", body[key], texts)
-    for turn in turns:
-        parts += _turn(turn, texts)
-    return [*parts, _role(ANSWERER, texts)]
-
-
-def answer_parts(answer: object, texts: TextTokens) -> list[Part] | None:
-    """Read the parts of an answer: a text, parts, or a message; None if there is none."""
-    if isinstance(answer, dict) and "role" in answer:
-        return _content(answer, texts)
-    return None if answer is None else list(_parts(answer, texts))
-
-
-def _turns(body: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """Return the turns: ``messages``, or ``input`` of the Responses API, which may be one text."""
-    messages = body.get("messages", body.get("input"))
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    return [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else None
-
-
-def _turn(turn: Mapping[str, Any], texts: TextTokens) -> list[Part]:
-    if "role" not in turn and turn.get("type") in TURN_TYPES:
-        return [text_part(_plain(turn), texts)]
-    return [_role(str(turn.get("role", "")), texts), *_content(turn, texts)]
-
-
-def _content(message: Mapping[str, Any], texts: TextTokens) -> list[Part]:
-    """Read the parts of a message's content, and of its tool calls."""
-    calls = message.get("tool_calls")
-    content = message.get("content", message.get("parts"))
-    return [*_parts(content, texts), *(_parts(calls, texts) if calls else ())]
-
-
-def _with_role(role: str, content: object, texts: TextTokens) -> list[Part]:
-    return [_role(role, texts), *_parts(content, texts)]
-
-
-def _role(role: str, texts: TextTokens) -> Part:
-    return text_part(f"<|{role}|>", texts)
-
-
-def _parts(content: object, texts: TextTokens) -> Iterator[Part]:
-    if content is None:
-        return
-    if isinstance(content, str):
-        yield text_part(content, texts)
-        return
-    for part in content if isinstance(content, list) else [content]:
-        if _is_media(part):
-            yield _media(part)
-            continue
-        if isinstance(part, dict) and isinstance(part.get("content"), list):  # the result of a tool has its own parts
-            yield from _parts(part["content"], texts)
-            continue
-        named = (part.get(key) for key in NAMED_CONTENT) if isinstance(part, dict) else ()
-        text = next((text for text in named if isinstance(text, str)), None)
-        yield text_part(_plain(part) if text is None else text, texts)
-
-
-def _is_media(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in MEDIA_TYPES and not isinstance(part.get("text"), str)
-
-
-def _media(part: object) -> Part:
-    digest = sha256(_plain(part).encode("utf-8", "surrogatepass")).digest()
-    return Part(marked_tokens(digest, PICTURE_TOKENS), BYTES_PER_TOKEN * PICTURE_TOKENS, is_media=True)
-
-
-def _plain(part: object) -> str:
-    """Write a part that is not text (an image, a tool call, its result) as a text; equal parts give equal texts."""
-    if isinstance(part, dict):
-        part = {key: value for key, value in part.items() if key not in NO_CONTENT}
-    return part if isinstance(part, str) else json.dumps(part, sort_keys=True)
-
 
 MOST_REMEMBERED: Final = 2**17
 """Number of parts whose length is remembered, some 60 MiB; a turn comes soon after the previous one."""
@@ -437,6 +283,8 @@ class Calls:
         self._lengths = KnownLengths()
         self._prompts, self._answers = _Side(), _Side()
         self._cut_detector = _CutDetector()
+        self._prompt_reconciler, self._answer_reconciler = Reconciler("prompt"), Reconciler("answer")
+        self._unknown: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._num_pictures = self._num_cut = self._num_served = 0
         self._num_without_output = self._num_allowed = 0
@@ -457,7 +305,8 @@ class Calls:
     @property
     def notes(self) -> list[str]:
         """List warnings about figures of these requests."""
-        return [*self._reading.notes_of(self.clock), *self._cut_detector.notes(), *self._assumed()]
+        notes = [*self._reading.notes_of(self.clock), *self._cut_detector.notes()]
+        return [*notes, *self._assumed(), *self._not_understood()]
 
     def arrival_s(self, line: Line, value: object) -> float:
         """Read a time. Raises TraceError."""
@@ -496,6 +345,8 @@ class Calls:
             TraceError: every call failed.
         """
         yield from self._release(None)
+        self._prompt_reconciler.finish()
+        self._answer_reconciler.finish()
         if self._failures and not self._num_served:
             assert self._last is not None
             raise self._last.fault(f"every request of the file failed ({self._failed()})", "Keep them: `keep_failed`")
@@ -519,9 +370,10 @@ class Calls:
             if stated is not None:
                 check_range(call.line, name, stated, 0, MAX_LENGTH)
         num_answer = None if call.num_answer is None else -(-call.num_answer // call.num_samples)
+        unknown = self._forget_unknown(call, num_answer)
         if call.prompt is None and call.num_prompt is None:
             raise call.line.fault(
-                "neither the prompt of this request nor its length is in the log",
+                unknown or "neither the prompt of this request nor its length is in the log",
                 "Let the engine log prompts (vLLM: --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG; SGLang: "
                 "--log-requests --log-requests-level 3), or a service messages, a prompt or usage",
             )
@@ -546,12 +398,25 @@ class Calls:
             tenant=call.tenant,
         )
 
+    def _forget_unknown(self, call: Call, num_answer: int | None) -> str | None:
+        """Drop contents that are not known; return why that of the prompt is not. Raises TraceError."""
+        if call.answer is not None and _unknown(call.answer, num_answer) is not None:
+            call.answer = None
+        unknown = None if call.prompt is None else _unknown(call.prompt, call.num_prompt)
+        if unknown is not None:
+            call.prompt = None
+            self._unknown[unknown] += 1
+        return unknown
+
     def _tokens(self, call: Call, num_answer: int | None) -> tuple[Int32Array | None, Int32Array | None]:
         """Return the tokens of prompt and answer, as far as the log has their content."""
         prompt = output = None
         name = b""
         if call.prompt is not None:
             prompt, name = self._lengths.prompt(call.prompt, call.num_prompt)
+            self._prompt_reconciler.watch(call.line, call.prompt, call.num_prompt, name)
+        if call.answer is not None and call.num_samples == 1 and num_answer is not None:
+            self._answer_reconciler.watch(call.line, call.answer, num_answer - call.num_thoughts)
         if call.answer is not None and (call.prompt is not None or num_answer is None):
             output = self._lengths.answer(call.answer, num_answer, name, call.num_thoughts)
         return prompt, output
@@ -589,6 +454,9 @@ class Calls:
     def _details(self) -> Iterator[str]:
         if self._num_pictures:
             yield f"pictures and files without a stated length: {self._num_pictures:,} ({PICTURE_TOKENS:,} tokens each)"
+        for reason, _ in self._unknown.most_common(1):
+            more = f"; {len(self._unknown) - 1:,} other reasons" if len(self._unknown) > 1 else ""
+            yield f"content unknown for {self._unknown.total():,} prompts ({reason}{more})"
         if self._num_cut:
             yield f"truncated prompts: {self._num_cut:,} (what they share is unknown)"
         if self._num_allowed:
@@ -607,17 +475,42 @@ class Calls:
                 "usually too long"
             )
 
+    def _not_understood(self) -> Iterator[str]:
+        if self._unknown:
+            yield (
+                f"the content of {self._unknown.total():,} of {self._num_served:,} prompts is unknown "
+                f"({self._unknown.most_common(1)[0][0]}): they are counted as sharing nothing"
+            )
+
     def _failed(self) -> str:
         return ", ".join(f"{name}: {count:,}" for name, count in self._failures.most_common())
 
 
-JsonObject = Mapping[str, Any]
-PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens")
+def _unknown(parts: Sequence[Part], stated: int | None) -> str | None:
+    """Return why the content of these parts is not known, if it is not: it cannot be empty where it has a length."""
+    reason = next((part.unknown for part in parts if part.unknown is not None), None)
+    is_empty = bool(stated) and not any(len(part.pieces) for part in parts if not part.is_mark)
+    return "its messages have a length and no text" if reason is None and is_empty else reason
+
+
+PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount")
 OUTSIDE_INPUT: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 """Anthropic counts these apart from input_tokens; OpenAI's cached tokens are part of prompt_tokens."""
-ANSWER_COUNTS: Final = ("completion_tokens", "output_tokens", "completionTokens", "outputTokens")
-THOUGHTS: Final = ("completion_tokens_details", "output_tokens_details")
+ANSWER_COUNTS: Final = (
+    "completion_tokens",
+    "output_tokens",
+    "completionTokens",
+    "outputTokens",
+    "candidatesTokenCount",
+)
+THOUGHTS: Final = ("completion_tokens_details", "output_tokens_details", "output_token_details")
+REASONING: Final = ("reasoning_tokens", "reasoning")
 STATUSES: Final = ("status_code", "statusCode", "http_status", "response_status", "status")
+CHOICES: Final = MappingProxyType(
+    {"choices": ("message", "text"), "candidates": ("content",), "results": ("outputText",)}
+)
+"""Lists of answers, the first of which counts, and where it has its text."""
+ANSWER_KEYS: Final = ("content", "text", "generation", "completion")
 FAILED_WORDS: Final = frozenset(
     {"failure", "failed", "error", "cancelled", "canceled", "timeout", "rate_limited", "aborted", "expired"}
 )
@@ -637,31 +530,38 @@ class Usage(msgspec.Struct, frozen=True):
 
 def usage_of(line: Line, usage: JsonObject) -> Usage:
     """Read a usage; an empty one states nothing. Raises TraceError."""
-    num_prompt, num_answer = _count(line, usage, PROMPT_COUNTS), _count(line, usage, ANSWER_COUNTS)
+    num_prompt, num_answer = count_of(line, usage, PROMPT_COUNTS), count_of(line, usage, ANSWER_COUNTS)
     if num_prompt is not None:
-        num_prompt += sum(_count(line, usage, (key,)) or 0 for key in OUTSIDE_INPUT)
+        num_prompt += sum(count_of(line, usage, (key,)) or 0 for key in OUTSIDE_INPUT)
+    apart = count_of(line, usage, ("thoughtsTokenCount",))
+    if apart is not None:  # Gemini counts thoughts beside the answer, OpenAI within
+        return Usage(num_prompt, (num_answer or 0) + apart, apart)
     details: JsonObject = next((usage[key] for key in THOUGHTS if isinstance(usage.get(key), dict)), {})
-    return Usage(num_prompt, num_answer, _count(line, details, ("reasoning_tokens",)) or 0)
+    return Usage(num_prompt, num_answer, count_of(line, details, REASONING) or 0)
 
 
 def parts_of_answer(answer: JsonObject, texts: TextTokens) -> Sequence[Part] | None:
-    """Return the parts of an answer: OpenAI's first choice, Anthropic's content, the output of the Responses API."""
-    choices = answer.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return answer_parts(choices[0].get("message") or choices[0].get("text"), texts)
+    """Return the parts of an answer: OpenAI's first choice, Anthropic's content, the output of the Responses API...
+
+    Others are Gemini's first candidate, a message within, and the texts of the models that Bedrock serves.
+    """
     output = answer.get("output")
     if isinstance(output, list):
         items = [item for item in output if isinstance(item, dict) and item.get("type") != "reasoning"]
         taken = [answer_parts(item if "role" in item else [item], texts) or [] for item in items]
         return [part for parts in taken for part in parts]
-    if "role" in answer:
+    for key, inside in CHOICES.items():
+        choices = answer.get(key)
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            return answer_parts(next((choices[0][name] for name in inside if choices[0].get(name)), None), texts)
+    if "role" in answer or isinstance(answer.get("message"), dict):
         return answer_parts(answer, texts)
-    return answer_parts(answer.get("content") or answer.get("text"), texts)
+    return answer_parts(next((answer[key] for key in ANSWER_KEYS if answer.get(key)), None), texts)
 
 
 def has_answer(answer: JsonObject) -> bool:
     """Return whether an object is an answer, with or without a text."""
-    return bool(answer.keys() & {"choices", "content", "text", "output", "usage", "role"})
+    return bool(answer.keys() & {"choices", "content", "text", "output", "usage", "role", "candidates"})
 
 
 def failure_of(*objects: JsonObject) -> str | None:
@@ -698,26 +598,6 @@ def first_named(keys: Sequence[str], *objects: JsonObject) -> str | None:
     return None
 
 
-def as_object(value: object) -> JsonObject:
-    """Return an object, parsed if it is written as a text; an empty object for anything else."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            return {}
-    return value if isinstance(value, dict) else {}
-
-
-def as_list(value: object) -> object:
-    """Return a value; a list that is written as a text is parsed."""
-    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-        try:
-            return msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            return value
-    return value
-
-
 def found_under(row: object, path: str) -> object:
     """Follow a path into objects and lists; None where the path does not exist."""
     if isinstance(row, dict) and path in row:
@@ -748,7 +628,8 @@ def _code(error: object) -> str | None:
     return str(error)[:LONGEST_NAME] if isinstance(error, str | int) and not isinstance(error, bool) else None
 
 
-def _count(line: Line, usage: JsonObject, names: Sequence[str]) -> int | None:
+def count_of(line: Line, usage: JsonObject, names: Sequence[str]) -> int | None:
+    """Return the first count of tokens under these names. Raises TraceError."""
     for name in names:
         value = usage.get(name)
         if value is not None:
@@ -771,7 +652,7 @@ class LogRows(RowFormat):
     """Keys that the first row of such a log has: all of one set."""
     TITLE: ClassVar[str] = ""
     """Name of the log, for users."""
-    OTHERS: ClassVar[str] = ""
+    OTHERS: ClassVar[str] = "rows of another kind, skipped"
     """What rows are called that are skipped, for users."""
 
     def __init__(self, reading: Reading, unit: str = "s", usage: str = "usage") -> None:
@@ -788,7 +669,11 @@ class LogRows(RowFormat):
     @property
     def title(self) -> str:
         """Name of the log, for users."""
-        return f"{self.TITLE} ({self.OTHERS}: {self._num_others:,})" if self._num_others else self.TITLE
+        return self._titled(self.TITLE)
+
+    def _titled(self, title: str) -> str:
+        """Return a name with the number of rows that were skipped."""
+        return f"{title} ({self.OTHERS}: {self._num_others:,})" if self._num_others else title
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the calls of a row: one, several, or none. Raises TraceError."""
@@ -807,6 +692,10 @@ class LogRows(RowFormat):
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the requests that are complete and in order."""
         row = decoded(line, dict[str, Any])
+        if self.KEYS and not self.matches(row):
+            self._num_others += 1
+            return
+        refuse_sum(line, row)
         for call in self.calls(line, row):
             if self._reading.tenant_by is not None and call.tenant is None:
                 call.tenant = name_under(row, self._reading.tenant_by)

@@ -21,7 +21,6 @@ from pagedkv.planner.traces.formats.calls import (
     Call,
     Calls,
     failure_of,
-    text_part,
 )
 from pagedkv.planner.traces.formats.parsing import (
     FIX_THE_ROW,
@@ -33,6 +32,8 @@ from pagedkv.planner.traces.formats.parsing import (
     converted,
     without_thousands,
 )
+from pagedkv.planner.traces.formats.parts import text_part
+from pagedkv.planner.traces.formats.reconciling import refuse_sum
 from pagedkv.planner.traces.formats.service_logs import SESSIONS, TIMES
 from pagedkv.planner.traces.lines import MAX_LINE_NBYTES, Line
 from pagedkv.planner.traces.request import Request
@@ -302,6 +303,7 @@ class CsvRows(RowFormat):
         if len(cells) != len(names):
             reason = f"{len(cells)} columns, where the header has {len(names)}: {line.text!r:.60}"
             raise line.fault(reason, FIX_THE_ROW)
+        refuse_sum(line, dict(zip(names, cells, strict=True)))
         found = {role: cells[place] for role, place in places.items()}
         arrival_s = 0.0 if self._reading.has_generated_arrivals else self._calls.arrival_s(line, found["arrival"])
         session = found.get("session") or found.get("user") or None

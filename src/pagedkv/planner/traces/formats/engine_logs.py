@@ -39,7 +39,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pagedkv.planner.traces.formats.calls import ABANDONED, Call, Calls, Part, as_object, ids_part, text_part
+from pagedkv.planner.traces.formats.calls import ABANDONED, Call, Calls
 from pagedkv.planner.traces.formats.parsing import (
     FIX_THE_ROW,
     MAX_SESSION_CHARACTERS,
@@ -47,6 +47,7 @@ from pagedkv.planner.traces.formats.parsing import (
     RowFormat,
     checked_tokens,
 )
+from pagedkv.planner.traces.formats.parts import Part, as_object, ids_part, text_part
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import TextTokens

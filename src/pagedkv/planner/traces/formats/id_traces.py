@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.planner.traces.clocks import ArrivalClock, ArrivalOrder
-from pagedkv.planner.traces.formats.calls import answer_parts, joined_parts, name_under, prompt_parts
+from pagedkv.planner.traces.formats.calls import name_under
 from pagedkv.planner.traces.formats.parsing import (
     FIX_THE_ROW,
     FORMAT_NAME,
@@ -46,6 +46,7 @@ from pagedkv.planner.traces.formats.parsing import (
     decoded_strictly,
     request_of,
 )
+from pagedkv.planner.traces.formats.parts import ROLES, answer_parts, joined_parts, prompt_parts
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import (
     MAX_BLOCK_ID,
@@ -112,20 +113,20 @@ class HashRunRows(RowFormat):
         row = decoded(line, _HashRunRow)
         arrival_s = self._arrival_s(line, row, row.timestamp)
         block_size = self._inferred.learn(line, row.input_length, count_ids(line, row.hash_runs))
-        yield self._request(arrival_s, row, expand_runs(row.hash_runs), block_size, row.session)
+        yield _request_of(arrival_s, row, expand_runs(row.hash_runs), block_size, row.session)
 
     def _arrival_s(self, line: Line, row: Lengths, timestamp: float | str) -> float:
         arrival_s = self._clock.seconds(line, timestamp, any_order=self._reading.any_order)
         check_row(line, row, arrival_s)
         return arrival_s
 
-    @staticmethod
-    def _request(
-        arrival_s: float, row: Lengths, ids: npt.NDArray[np.int64], block_size: int, session: str | None = None
-    ) -> Request:
-        return Request(
-            arrival_s, row.input_length, row.output_length, block_ids=ids, block_size=block_size, session=session
-        )
+
+def _request_of(
+    arrival_s: float, row: Lengths, ids: npt.NDArray[np.int64], block_size: int, session: str | None = None
+) -> Request:
+    return Request(
+        arrival_s, row.input_length, row.output_length, block_ids=ids, block_size=block_size, session=session
+    )
 
 
 class HashIdRows(HashRunRows):
@@ -138,7 +139,7 @@ class HashIdRows(HashRunRows):
         """Yield the line's one request."""
         row = decoded(line, _HashIdRow)
         arrival_s = self._arrival_s(line, row, row.timestamp)
-        yield self._request(arrival_s, row, self._ids(line, row, is_last_named=True), self._block_size)
+        yield _request_of(arrival_s, row, self._ids(line, row, is_last_named=True), self._block_size)
 
     def _ids(self, line: Line, row: _HashIdRow, *, is_last_named: bool) -> npt.NDArray[np.int64]:
         """Check the number of ids: of all blocks, or, unless the last one is always named, of the full ones."""
@@ -167,7 +168,7 @@ class BailianRows(HashIdRows):
         row = decoded(line, _BailianRow)
         arrival_s = self._arrival_s(line, row, row.timestamp)
         ids = self._ids(line, row, is_last_named=False)
-        yield self._request(arrival_s, row, ids, self._block_size, str(self._first_chat(row)))
+        yield _request_of(arrival_s, row, ids, self._block_size, str(self._first_chat(row)))
 
     def _first_chat(self, row: _BailianRow) -> int:
         first = self._first_chats.get(row.parent_chat_id, row.chat_id)
@@ -346,29 +347,84 @@ class SessionRows(RowFormat):
 
 
 def _request(request: _SessionRequest, session: str, block_size: int, offset: int) -> Request:
-    return Request(
-        arrival_s=request.t,
-        input_length=request.input_length,
-        output_length=request.output_length,
-        block_ids=expand_runs(request.hash_runs) + offset,
-        block_size=block_size,
-        session=session,
-    )
+    return _request_of(request.t, request, expand_runs(request.hash_runs) + offset, block_size, session)
+
+
+class _WekaRequest(msgspec.Struct, rename={"num_prompt": "in", "num_output": "out"}):
+    """A request of an agent, or all requests of a subagent, on a clock that begins with it."""
+
+    t: float
+    num_prompt: int = 0
+    num_output: int = 0
+    hash_ids: _BlockIds = []
+    requests: "list[_WekaRequest] | None" = None
+
+
+class _WekaRow(msgspec.Struct):
+    id: SessionName
+    block_size: int
+    requests: list[_WekaRequest]
+    hash_id_scope: str = "local"
+
+
+class WekaRows(SessionRows):
+    """Reads ``id``, ``block_size``, ``requests`` with ``t`` (s), ``in``, ``out``, ``hash_ids`` of full blocks.
+
+    A request of type "subagent" has ``requests`` of its own, whose times begin with it. Ids are the session's own, and
+    those of its subagents are of the same numbering, unless ``hash_id_scope`` is "per_context".
+    """
+
+    @staticmethod
+    def matches(keys: Mapping[str, object]) -> bool:
+        """Return whether a file is such a trace, by the keys of its first row."""
+        return keys.keys() >= {"id", "block_size", "requests"} and "session" not in keys
+
+    @property
+    def recognised(self) -> str:
+        """The recognised format, as text for users."""
+        return "Weka's sessions of agents, times in s of each session's own clock"
+
+    def requests(self, line: Line) -> Iterator[Request]:
+        """Check the line's session as a whole; its requests come in order of arrival."""
+        row = decoded(line, _WekaRow)
+        self._remember(line, row.id)
+        block_size = self._given_block_size or row.block_size
+        check_range(line, "block_size", block_size, 1, MAX_LENGTH)
+        made: list[Request] = []
+        offset = behind = self._id_offset
+        for number, (agent, begin_s, requests) in enumerate(_agents(row.requests, 0.0, "")):
+            if number and row.hash_id_scope == PER_CONTEXT:
+                offset = behind
+            session = f"{row.id} {agent}".strip()
+            for place, request in enumerate(requests, 1):
+                where = f"{agent} request {place}: ".lstrip()
+                lengths = Lengths(request.num_prompt, request.num_output)
+                check_row(line, lengths, begin_s + request.t, where)
+                num_ids, num_full = len(request.hash_ids), request.num_prompt // block_size
+                if num_ids not in {num_full, -(-request.num_prompt // block_size)}:
+                    raise wrong_number_of_ids(line, request.num_prompt, num_ids, block_size, where)
+                ids = np.array(request.hash_ids, np.int64)
+                behind = max(behind, offset + 1 + int(ids.max(initial=-1)))
+                made.append(_request_of(begin_s + request.t, lengths, ids + offset, block_size, session))
+        self._id_offset = behind
+        made.sort(key=attrgetter("arrival_s"))
+        return iter(made)
+
+
+PER_CONTEXT: Final = "per_context"
+
+
+def _agents(requests: list[_WekaRequest], begin_s: float, name: str) -> Iterator[tuple[str, float, list[_WekaRequest]]]:
+    """Yield an agent and all agents within: its name, the time at which its clock begins, its own requests."""
+    yield name, begin_s, [request for request in requests if request.requests is None]
+    inner = [request for request in requests if request.requests is not None]
+    for number, agent in enumerate(inner, 1):
+        within = f"{name}.{number}" if name else f"agent {number}"
+        yield from _agents(agent.requests or [], begin_s + agent.t, within)
 
 
 TURN_S: Final = 30.0
 CONVERSATION_KEYS: Final = ("conversations", "conversation", "items")
-ROLES: Final[Mapping[str, str]] = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-    "tool": "tool",
-}
 
 
 class _Row(msgspec.Struct):

@@ -30,14 +30,13 @@ calls; spans, events and other observations are skipped. Their usage is counted 
 
 Helicone exports requests with counts of tokens, and with bodies of request and answer if these are exported too.
 
-Spans of OpenTelemetry's conventions for generative AI are OTLP in JSON, or one flat span in each line. A line of a
-collector's file has the spans of many requests; those that call a model are read. A flat span has its attributes in an
-object, in OTLP's list, or each as a column of its own, as tables of spans do. Lengths are ``gen_ai.usage.*``, as in
-vLLM's own spans. Content exists if its recording was configured: ``gen_ai.input.messages`` and
-``gen_ai.output.messages``, or OpenLLMetry's numbered attributes.
+Bedrock's logs of invocations have the body in ``input.inputBodyJson``, the answer in ``output.outputBodyJson`` (of a
+stream: its events), and counts of tokens beside them, those of a cache apart. Bodies over 100 kB are in files of their
+own: then the row has lengths alone.
+
+Vertex AI's tables of requests and its batch predictions are request logs whose bodies are Gemini's.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -45,24 +44,27 @@ from pagedkv.planner.traces.formats.calls import (
     OTHER_CACHE,
     PROMPT_COUNTS,
     Call,
-    JsonObject,
     LogRows,
-    Part,
     Usage,
-    answer_parts,
-    as_list,
-    as_object,
+    count_of,
     failure_of,
     first_named,
     found_under,
     has_answer,
-    name_under,
     num_samples_of,
     parts_of_answer,
-    prompt_parts,
     usage_of,
 )
 from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Reading, without_thousands
+from pagedkv.planner.traces.formats.parts import (
+    JsonObject,
+    Part,
+    answer_parts,
+    as_list,
+    as_object,
+    prompt_parts,
+    unknown_part,
+)
 from pagedkv.planner.traces.lines import Line
 
 TIMES: Final = (
@@ -77,12 +79,17 @@ TIMES: Final = (
     "time",
     "ts",
     "date",
+    "logging_time",
+    "processed_time",
 )
-REQUESTS: Final = ("request", "body", "input", "params", "kwargs")
-ANSWERS: Final = ("response", "output", "result", "completion")
+REQUESTS: Final = ("request", "body", "input", "params", "kwargs", "full_request", "request_payload")
+ANSWERS: Final = ("response", "output", "result", "completion", "full_response", "response_payload")
+USAGE_KEYS: Final = ("usage", "usageMetadata")
 SESSIONS: Final = ("session_id", "conversation_id", "thread_id", "session", "prompt_cache_key", "user_id", "user")
 PROMPT_COUNTS_SET: Final = frozenset(PROMPT_COUNTS)
-BODY: Final = frozenset({"messages", "prompt", "input"})
+BODY: Final = frozenset({"messages", "prompt", "input", "contents", "chat_history"})
+OF_REQUESTS: Final = BODY | PROMPT_COUNTS_SET | {*REQUESTS, *ANSWERS, *USAGE_KEYS, "choices", "custom_id"}
+"""Keys that only rows of requests have."""
 MOST: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 SHOWN: Final = 8
 MOST_REMEMBERED: Final = 2**12
@@ -108,12 +115,15 @@ class ChatRows(LogRows):
     @property
     def title(self) -> str:
         """Name of the log."""
-        return self._style
+        return self._titled(self._style)
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Yield the row's one call."""
+        """Yield the row's one call, if it has a part of one."""
+        if row.keys().isdisjoint(OF_REQUESTS):
+            self._num_others += 1
+            return
         body, answer = _inner(row, REQUESTS, BODY), _inner(row, ANSWERS)
-        usages = (each["usage"] for each in (answer, row) if isinstance(each.get("usage"), dict))
+        usages = (each[key] for each in (answer, row) for key in USAGE_KEYS if isinstance(each.get(key), dict))
         usage: JsonObject = next(usages, row if PROMPT_COUNTS_SET & row.keys() else {})
         self._learn_style(row, body, answer, usage)
         stated = usage_of(line, usage)
@@ -148,6 +158,8 @@ class ChatRows(LogRows):
             self._style = "an OpenAI batch file"
         elif usage is row and body is row:
             self._style = "a table of usage"
+        elif "contents" in body:
+            self._style = "a log of Gemini's requests"
         elif answer.get("object") == "response" or "input_tokens_details" in usage:
             self._style = "a log of OpenAI's Responses API"
         elif usage.keys() & {"cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens"}:
@@ -227,11 +239,14 @@ class FieldRows(LogRows):
     @property
     def title(self) -> str:
         """Name of the log."""
-        return self._origin
+        return self._titled(self._origin)
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the row's one call."""
         found = {role: found_under(row, name) for role, name in self._fields.items()}
+        if all(value is None for value in found.values()):
+            self._num_others += 1
+            return
         prompt, answer = self._prompt(line, found.get("prompt")), self._answer(found.get("answer"))
         session = found.get("session") or found.get("user")
         num_prompt, num_answer = self._count(line, found, "input"), self._count(line, found, "output")
@@ -258,10 +273,10 @@ class FieldRows(LogRows):
 
     def _prompt(self, line: Line, value: object) -> Sequence[Part] | None:
         value = as_list(value)
-        if isinstance(value, dict):
-            return prompt_parts(line, value, self._reading.texts)
-        is_turns = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-        return prompt_parts(line, {"messages" if is_turns else "prompt": value}, self._reading.texts)
+        parts = prompt_parts(line, value if isinstance(value, dict) else {"prompt": value}, self._reading.texts)
+        if parts is None and value is not None:
+            return [unknown_part(f"{self._fields['prompt']:.60} is no text, messages or tokens, but {value!r:.60}")]
+        return parts
 
     def _answer(self, value: object) -> Sequence[Part] | None:
         value = as_list(value)
@@ -312,7 +327,7 @@ class WildChatRows(LogRows):
         turns = [turn for turn in row["conversation"] or () if isinstance(turn, dict)]
         places = [place for place, turn in enumerate(turns) if turn.get("role") == ANSWERER]
         for number, place in enumerate(places):
-            messages = [{"role": turn.get("role"), "content": turn.get("content")} for turn in turns[: place + 1]]
+            messages = turns[: place + 1]
             stated = usage_of(line, as_object(turns[place].get("usage")))
             yield Call(
                 line,
@@ -371,7 +386,7 @@ class BenchRows(LogRows):
 
 
 LITELLM_SESSIONS: Final = ("session_id", "end_user", "user")
-OTHER_CALLS: Final = ("embedding", "image", "transcription", "speech", "moderation", "rerank", "ocr", "vector")
+OTHER_CALLS: Final = ("embed", "image", "transcription", "speech", "moderation", "rerank", "ocr", "vector")
 REDACTED: Final = "redacted-by-litellm"
 
 
@@ -527,151 +542,54 @@ class HeliconeRows(LogRows):
         )
 
 
-OTLP: Final = "resourceSpans"
-STARTS: Final = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
-TABLE_STARTS: Final = ("Timestamp", "timestamp", "time")
-ATTRIBUTES: Final = ("attributes", "SpanAttributes")
-COLUMN: Final = re.compile(r"(?:(?:attributes|SpanAttributes)\.)?(?P<name>(?:gen_ai|llm|session|user|error)\..+)")
-"""An attribute as a column of a table of spans."""
-GENERATES: Final = frozenset({"chat", "text_completion", "generate_content", "completion"})
-INPUT_COUNTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
-OUTPUT_COUNTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
-SAMPLES: Final = ("gen_ai.request.choice.count", "gen_ai.request.n")
-SPAN_SESSIONS: Final = ("gen_ai.conversation.id", "session.id", "user.id")
-ERROR_CODE: Final = 2
-"""STATUS_CODE_ERROR of a span's status."""
-NUMBERED: Final = re.compile(r"gen_ai\.(?P<side>prompt|completion)\.(?P<place>\d+)\.(?P<what>role|content)")
+BEDROCK_COUNTS: Final = ("inputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount")
+APART: Final = ("inputBodyS3Path", "inputBodyS3Uri")
+"""Where the body of a request is that is too large for the log."""
 
 
-class SpanRows(LogRows):
-    """One span in each row, or many."""
+class BedrockRows(LogRows):
+    """One invocation in each row."""
 
-    TITLE = "OpenTelemetry's spans of generative AI"
-    OTHERS = "other spans skipped"
-
-    @classmethod
-    def matches(cls, keys: Mapping[str, object]) -> bool:
-        """Return whether a file has spans, by the keys of its first line."""
-        if OTLP in keys or ("attributes" in keys and any(name in keys for name in STARTS)):
-            return True
-        has_columns = any("gen_ai." in name and COLUMN.fullmatch(name) for name in keys)
-        return (has_columns or "SpanAttributes" in keys) and any(name in keys for name in (*STARTS, *TABLE_STARTS))
+    KEYS = (frozenset({"schemaType", "modelId", "input"}),)
+    TITLE = "Bedrock's log of invocations"
+    OTHERS = "calls that generate no text, skipped"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Yield the calls of the row's spans that call a model."""
-        for resource, span in _spans(row) if OTLP in row else [({}, row)]:
-            attributes = _all_attributes(span)
-            for event in span.get("events") or ():  # an event may have the contents
-                attributes = {**_attributes(as_object(event).get("attributes")), **attributes}
-            if _is_call(attributes):
-                call = self._call(line, span, attributes)
-                if self._reading.tenant_by is not None:
-                    call.tenant = name_under({**resource, **attributes}, self._reading.tenant_by)
-                yield call
-            else:
-                self._num_others += 1
-
-    def _call(self, line: Line, span: JsonObject, attributes: JsonObject) -> Call:
-        num_samples = _count(line, attributes, SAMPLES) or 1
-        num_answer = _count(line, attributes, OUTPUT_COUNTS)
-        answer = self._answer(attributes)
-        status = as_object(span.get("status"))
-        code = status.get("code", status.get("status_code", span.get("StatusCode", span.get("status.code"))))
-        failure = attributes.get("error.type")
-        if failure is None and code in {ERROR_CODE, "STATUS_CODE_ERROR", "ERROR", "Error"}:
-            failure = status.get("message") or "error"
-        session = next((attributes[key] for key in SPAN_SESSIONS if isinstance(attributes.get(key), str)), None)
-        return Call(
+        """Yield the row's call, if it generates text."""
+        asked, said = as_object(row["input"]), as_object(row.get("output"))
+        if any(name in str(row["modelId"]).lower() for name in OTHER_CALLS):
+            self._num_others += 1
+            return
+        body = as_object(asked.get("inputBodyJson"))
+        answer = said.get("outputBodyJson")
+        counts = [count_of(line, asked, (name,)) for name in BEDROCK_COUNTS]
+        num_prompt = None if counts[0] is None else sum(count or 0 for count in counts)
+        num_answer = count_of(line, said, ("outputTokenCount",))
+        prompt = prompt_parts(line, body, self._texts)
+        yield Call(
             line,
-            self._calls.arrival_s(line, next((span[name] for name in (*STARTS, *TABLE_STARTS) if name in span), "")),
-            self._prompt(line, attributes),
-            answer,
-            _count(line, attributes, INPUT_COUNTS),
+            self._calls.arrival_s(line, row.get("timestamp")),
+            prompt,
+            self._answer(answer),
+            num_prompt,
             num_answer,
-            session=session[:MAX_SESSION_CHARACTERS] if session else None,
-            num_samples=num_samples,
-            failure=None if failure is None else str(failure)[:LONGEST],
-            is_answered=answer is not None or num_answer is not None,
+            session=first_named(SESSIONS, as_object(row.get("requestMetadata")), as_object(body.get("metadata"))),
+            failure=failure_of({"error": row.get("errorCode")}),
+            is_answered=bool(answer) or num_answer is not None,
+            is_cut=prompt is None and any(name in asked for name in APART),
         )
 
-    def _prompt(self, line: Line, attributes: JsonObject) -> Sequence[Part] | None:
-        messages = as_list(attributes.get("gen_ai.input.messages", attributes.get("gen_ai.prompt")))
-        messages = _numbered(attributes, "prompt") if messages is None else messages
-        body = {
-            "prompt" if isinstance(messages, str) else "messages": messages,
-            "system": as_list(attributes.get("gen_ai.system_instructions")),
-            "tools": as_list(attributes.get("gen_ai.tool.definitions")),
-        }
-        return prompt_parts(line, body, self._texts)
-
-    def _answer(self, attributes: JsonObject) -> Sequence[Part] | None:
-        reply = as_list(attributes.get("gen_ai.output.messages", attributes.get("gen_ai.completion")))
-        reply = _numbered(attributes, "completion") if reply is None else reply
-        return answer_parts(reply[0] if isinstance(reply, list) and reply else reply or None, self._texts)
+    def _answer(self, answer: object) -> Sequence[Part] | None:
+        if isinstance(answer, list):  # the events of a stream
+            pieces = [_piece(as_object(event)) for event in answer]
+            return answer_parts("".join(pieces), self._texts) if any(pieces) else None
+        body = as_object(answer)
+        return parts_of_answer(as_object(body.get("output")) or body, self._texts) if body else None
 
 
-def _spans(row: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
-    """Yield the spans of a row, each with the attributes of its resource."""
-    for resource in map(as_object, row[OTLP] or ()):
-        of_resource = _attributes(as_object(resource.get("resource")).get("attributes"))
-        for scope in resource.get("scopeSpans") or ():
-            for span in as_object(scope).get("spans") or ():
-                yield of_resource, as_object(span)
-
-
-def _is_call(attributes: JsonObject) -> bool:
-    operation = attributes.get("gen_ai.operation.name")
-    return operation in GENERATES if operation is not None else any(key in attributes for key in OUTPUT_COUNTS)
-
-
-def _attributes(written: object) -> dict[str, Any]:
-    """Read attributes: OTLP's list of keys and values, or an object."""
-    if isinstance(written, dict):
-        return written
-    pairs = (as_object(each) for each in (written if isinstance(written, list) else ()))
-    return {str(pair.get("key")): _value(as_object(pair.get("value"))) for pair in pairs}
-
-
-def _all_attributes(span: JsonObject) -> dict[str, Any]:
-    """Read the attributes of a span: in an object or a list, and as columns of their own."""
-    gathered: dict[str, Any] = {}
-    for name in ATTRIBUTES:
-        gathered |= _attributes(span.get(name))
-    for name, value in span.items():
-        found = COLUMN.fullmatch(name)
-        if found is not None and value is not None:
-            gathered[found["name"]] = value
-    return gathered
-
-
-def _value(value: JsonObject) -> object:
-    """Read an OTLP value: its key is its type."""
-    if "arrayValue" in value:
-        return [_value(as_object(each)) for each in as_object(value["arrayValue"]).get("values") or ()]
-    if "kvlistValue" in value:
-        return _attributes(as_object(value["kvlistValue"]).get("values"))
-    if "intValue" in value:
-        number = value["intValue"]  # a text in JSON
-        return int(number) if isinstance(number, str) and number.isdecimal() else number
-    return next(iter(value.values()), None)
-
-
-def _numbered(attributes: JsonObject, side: str) -> list[dict[str, Any]] | None:
-    """Gather messages whose parts are separate attributes."""
-    messages: dict[int, dict[str, Any]] = {}
-    for key, value in attributes.items():
-        found = NUMBERED.fullmatch(key)
-        if found is not None and found["side"] == side:
-            messages.setdefault(int(found["place"]), {})[found["what"]] = value
-    return [messages[place] for place in sorted(messages)] or None
-
-
-def _count(line: Line, attributes: JsonObject, names: Sequence[str]) -> int | None:
-    for name in names:
-        value = attributes.get(name)
-        if value is not None:
-            value = int(value) if isinstance(value, str) and value.isdecimal() else value  # tables may hold texts
-            if type(value) is not int or value < 0:
-                raise line.fault(f"{name} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
-            return value
-    return None
+def _piece(event: JsonObject) -> str:
+    """Return the text of an event of a stream: Anthropic's, Converse's, or that of other models."""
+    inner = as_object(event.get("contentBlockDelta")) or event
+    delta = as_object(inner.get("delta"))
+    found = (delta.get("text"), delta.get("partial_json"), event.get("outputText"), event.get("generation"))
+    return next((text for text in found if isinstance(text, str)), "")
