@@ -41,7 +41,7 @@ def loads_shown(*options: object) -> list[str]:
     """Return the cells of load and verdict of each row of the table."""
     result = run("plan", *options)
     assert result.exit_code == 0, result.stderr
-    table = result.stdout.partition("GiB   answers/s")[2].partition("Latencies of")[0]
+    table = result.stdout.partition("answers/s")[2].partition("Latencies of")[0]
     return re.findall(r"\S+x +(?:yes|queue|undecided)", table)
 
 

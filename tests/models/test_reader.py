@@ -67,7 +67,8 @@ def test_a_folder_stands_for_the_config_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "nbytes"), [(None, 2), ("auto", 2), ("fp8", 1), ("bf16", 2), ("fp16", 2), ("fp32", 4)]
+    ("kv_dtype", "nbytes"),
+    [(None, 2), ("auto", 2), ("fp8", 1), ("bf16", 2), ("fp16", 2), ("fp32", 4), ("float32", 4), ("bfloat16", 2)],
 )
 def test_the_kv_dtype_can_be_chosen(kv_dtype: str | None, nbytes: int) -> None:
     model = read_model("jamba-v0.1", kv_dtype)
@@ -77,7 +78,7 @@ def test_the_kv_dtype_can_be_chosen(kv_dtype: str | None, nbytes: int) -> None:
 
 
 def test_an_unknown_kv_dtype_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="one of auto, fp8, bf16, fp16, fp32, got 'int3'"):
+    with pytest.raises(ConfigurationError, match="one of auto, fp8, float32, float16, bfloat16, got 'int3'"):
         read_model("opt-13b", "int3")
 
 

@@ -25,7 +25,7 @@ def test_the_decision_is_the_headline_and_its_reasons_follow(page: Page) -> None
 
 def test_effects_and_points_are_in_tables(page: Page) -> None:
     assert page.row("80 GiB instead of 40 GiB") == ["2.10x (2.00x to 2.20x)", "2.05x, 2.15x", "unknown", "unknown", "2"]
-    assert page.row("40 GiB, p0")[:7] == ["1x", "yes", "40.0", "1", "80.00%", "1,234", "25.00%"]
+    assert page.row("40 GiB, p0")[:7] == ["1x", "yes", "40.0 GiB", "1", "80.00%", "1,234", "25.00%"]
     assert page.texts("caption")[1:] == [
         "Every setting under every load",
         "Why each holds or does not",

@@ -94,7 +94,7 @@ NumBlocks: TypeAlias = Annotated[
     ),
 ]
 BlockSize: TypeAlias = Annotated[int, option("B", "Tokens a block.", panel=MEMORY)]
-KvDtype: TypeAlias = Annotated[str | None, option("TYPE", "Type of keys and values: fp8, bf16, ...", panel=MEMORY)]
+KvDtype: TypeAlias = Annotated[str | None, option("TYPE", "Type of keys and values: fp8, bfloat16, ...", panel=MEMORY)]
 HostBlocks: TypeAlias = Annotated[int, option("N", "Blocks of each host pool, for --preemption swap.", panel=MEMORY)]
 ModelName: TypeAlias = Annotated[
     str | None,

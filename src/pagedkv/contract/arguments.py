@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -92,6 +93,19 @@ def as_choice(value: object, choices: Collection[str], what: str) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ConfigurationError(f"{what} must be one of {tuple(choices)}, got {value!r}")
     return value
+
+
+SHORT_DTYPES: Final = MappingProxyType({"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"})
+
+
+def dtype_name(name: str) -> str:
+    """Return the one name of a type of numbers, for each of those in use; any other text as it is.
+
+    >>> [dtype_name(name) for name in ("fp32", "torch.bfloat16", "float16", "auto")]
+    ['float32', 'bfloat16', 'float16', 'auto']
+    """
+    plain = name.removeprefix("torch.")
+    return SHORT_DTYPES.get(plain, plain)
 
 
 def require_instance(value: object, kind: type, what: str, error: type[PagedKVError] = ConfigurationError) -> None:

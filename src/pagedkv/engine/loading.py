@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from safetensors import SafetensorError
 
+from pagedkv.contract.arguments import dtype_name
 from pagedkv.engine.llm import Tokenizer
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.model_folder import require_folder
@@ -47,7 +48,8 @@ def load(name: str, dtype: str = "float32", device: str = "cpu") -> tuple[compat
 
     Args:
         name: a folder with ``config.json`` and weights, or a model's name on the hub of Hugging Face.
-        dtype: of weights and keys: float32, bfloat16, float16, or auto: as the weights are stored.
+        dtype: of weights and keys: float32, bfloat16, float16, or auto: as the weights are stored; fp32, bf16 and fp16
+            are the same words.
         device: for its weights and blocks: as of :func:`usable_device`.
 
     Raises:
@@ -55,6 +57,7 @@ def load(name: str, dtype: str = "float32", device: str = "cpu") -> tuple[compat
             is none.
         UnsupportedModelError: it is no decoder that transformers can run.
     """
+    dtype = dtype_name(dtype)
     if dtype not in DTYPES:
         raise ConfigurationError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     require_folder(name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, assert_never
 
+from pagedkv.contract.arguments import dtype_name
 from pagedkv.contract.space_config import GIB
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.errors import ConfigurationError
@@ -36,8 +37,8 @@ __all__ = [
 ]
 ELEMENT_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 """By the names of ``torch_dtype``, with or without ``torch.`` before them."""
-KV_DTYPE_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4})
-"""By the names that users type."""
+KV_DTYPE_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"fp8": 1, **ELEMENT_NBYTES})
+"""By the names that users type; short ones (bf16) are read too."""
 AUTO: Final = "auto"
 QUANTIZATION: Final = "quantization_config"
 
@@ -84,11 +85,11 @@ def chosen_element_nbytes(kv_dtype: str | None) -> int | None:
     """
     if kv_dtype is None or kv_dtype == AUTO:
         return None
-    if kv_dtype not in KV_DTYPE_NBYTES:
+    if dtype_name(kv_dtype) not in KV_DTYPE_NBYTES:
         raise ConfigurationError(
             f"the KV cache's dtype must be one of {', '.join((AUTO, *KV_DTYPE_NBYTES))}, got {kv_dtype!r}"
         )
-    return KV_DTYPE_NBYTES[kv_dtype]
+    return KV_DTYPE_NBYTES[dtype_name(kv_dtype)]
 
 
 def _refuse_quantised_cache(config: ModelConfig) -> None:
@@ -106,7 +107,7 @@ def _refuse_quantised_cache(config: ModelConfig) -> None:
 
 
 def _named_type(config: ModelConfig, *keys: str) -> str:
-    name = config.text(*keys).removeprefix("torch.")
+    name = dtype_name(config.text(*keys))
     if name not in ELEMENT_NBYTES:
         raise config.fault(
             config.present(*keys) or keys[0],

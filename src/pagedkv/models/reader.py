@@ -42,7 +42,8 @@ def read_model(name_or_path: str, kv_dtype: str | None = None) -> ModelMemory:
     Args:
         name_or_path: a preset's name (:func:`~pagedkv.models.model_names` lists them, in any case of letters),
             the path of a ``config.json``, or a folder with one. A preset takes precedence; ``./name`` is always a path.
-        kv_dtype: type of keys and values: "auto" or None for the model's own, "fp8", "bf16", "fp16" or "fp32".
+        kv_dtype: type of keys and values: "auto" or None for the model's own, "fp8", "bfloat16", "float16" or
+            "float32"; "bf16", "fp16" and "fp32" are the same words.
             States of recurrent layers keep their own type.
 
     Raises:

@@ -266,8 +266,18 @@ def _seconds(value: float) -> str:
     return f"{value / MILLI**2:.0f} us" if value else "0 s"
 
 
+def memory_text(gib: float, digits: int = 1) -> str:
+    """Return memory with its unit: MiB where GiB of as many digits would be 0.0.
+
+    >>> memory_text(12.34), memory_text(0.02), memory_text(0.0)
+    ('12.3 GiB', '20.5 MiB', '0.0 GiB')
+    """
+    is_small = 0 < gib < 10**-digits
+    return f"{1024 * gib:,.3g} MiB" if is_small else f"{gib:,.{digits}f} GiB"
+
+
 def _gib(nbytes: float) -> str:
-    return f"{nbytes / NBYTES_OF_GIB:,.2f} GiB"
+    return memory_text(nbytes / NBYTES_OF_GIB, 2)
 
 
 COUNT: Final = Unit(_count, _count)

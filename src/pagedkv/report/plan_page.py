@@ -26,7 +26,7 @@ from pagedkv.report.drawing import (
     plot,
     read_out,
 )
-from pagedkv.report.figures import COUNT, NONE, RATIO, SECONDS, Caption
+from pagedkv.report.figures import COUNT, NONE, RATIO, SECONDS, Caption, memory_text
 from pagedkv.report.page import page_template
 from pagedkv.report.sections import divided_section
 from pagedkv.report.tables import CAUSES, LATENCIES, OUTCOMES, Cell, Table, cluster_table, point_table, points_at_best
@@ -159,7 +159,7 @@ def _tiles(plan: Plan) -> tuple[Tile, ...]:
         Tile("Hit ratio by token", "unknown" if ratio is None else RATIO.text(ratio), "Prompt tokens in the cache."),
         Tile("First token, p99", SECONDS.text(figures["ttft_s"]["p99"]), "From arrival."),
         Tile("Further tokens, p99", SECONDS.text(figures["tpot_s"]["p99"]), "Each, in the mean of an answer."),
-        Tile("Memory", f"{point['kv_gib']:,.1f} GiB", "For keys, values and states."),
+        Tile("Memory", memory_text(point["kv_gib"]), "For keys, values and states."),
     ]
     return tuple(tiles)
 
@@ -287,7 +287,7 @@ def _read_out(axes: Axes, measure: _Measure, series: Sequence[Sequence[PlanPoint
     read_out(
         axes,
         [memory[choice] for choice in ascending],
-        [f"{memory[choice]:,.1f} GiB" for choice in ascending],
+        [memory_text(memory[choice]) for choice in ascending],
         [[measure.text(values.get(choice)) for choice in ascending] for values in by_choice],
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from pagedkv.report.documents import Plan, PlanPointDocument, Replay, has_known_content, seconds_source, traffic_of
-from pagedkv.report.figures import COUNT, GIB, MEAN, MISSES, NONE, RATIO, SECONDS, TABLES, Unit, rate
+from pagedkv.report.figures import COUNT, GIB, MEAN, MISSES, NONE, RATIO, SECONDS, TABLES, Unit, memory_text, rate
 
 _Row = TypeVar("_Row")
 
@@ -274,7 +274,7 @@ NAMED: Final[Columns[Json]] = {"setting": _setting, "load": lambda point: f"{poi
 OUTCOMES: Final[Columns[Json]] = {
     **NAMED,
     "holds": lambda point: VERDICTS.get(point["verdict"]) or ", ".join(BINDS[each] for each in point["binds"]) or "no",
-    "GiB": lambda point: f"{point['kv_gib']:,.1f}",
+    "memory": lambda point: memory_text(point["kv_gib"]),
     "answers/s": lambda point: f"{traffic_of(point['figures']):.3g}",
     "good": lambda point: RATIO.text(point["figures"]["num_good"] / max(1, point["figures"]["num_requests"])),
     "tokens/s": lambda point: rate(point["figures"]["output_tokens_per_s"]),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.errors import TraceError
-from pagedkv.simulation.calibration import calibrate, read_steps, validate
+from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.simulation.calibration import MeasuredSteps, calibrate, read_steps, validate
 from pagedkv.simulation.cost import CostModel, read_cost_model
 from tests.cli.command import run
 
@@ -113,6 +113,57 @@ def test_a_command_fits_and_another_tells_the_error(tmp_path: Path) -> None:
         "p90": 1.0,
         "bias": -1.0,
     }
+
+
+def travelled_together(result: dict[str, Any], share: float) -> dict[str, Any]:
+    """Let a share of the tokens arrive with the one behind it."""
+    random = np.random.default_rng(5)
+    together = []
+    for itl_s in result["itls"]:
+        arrived = list(itl_s)
+        for place in np.flatnonzero(random.random(len(arrived) // 2) < share).tolist():
+            both = arrived[2 * place] + arrived[2 * place + 1]
+            arrived[2 * place : 2 * place + 2] = [both - 1e-4, 1e-4]
+        together.append(arrived)
+    return {**result, "itls": together}
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1])
+def test_tokens_that_travelled_together_are_no_short_steps(tmp_path: Path, share: float) -> None:
+    steps = read_steps(written(tmp_path / "bench.json", travelled_together(served(drawn(1, 8.0), KNOWN), share)))
+    assert steps.seconds.min() > 5e-3
+    fitted = calibrate(steps)
+    assert fitted.overall.p90 < 0.01
+    other = read_steps(written(tmp_path / "other.json", served(drawn(2, 20.0), KNOWN)))
+    assert validate(other, fitted.model).overall.p90 < 0.01
+
+
+def test_drafts_make_one_step_of_several_tokens(tmp_path: Path) -> None:
+    result = served([Sent(0.0, 100, 30)], KNOWN)
+    result["itls"] = [[0.02, 0.0, 0.0] * 9 + [0.02, 0.0]]
+    steps = read_steps(written(tmp_path / "bench.json", result))
+    of_three = steps.num_new_tokens == 3
+    assert of_three.sum() >= 8
+    assert steps.seconds[of_three] == pytest.approx(0.02)
+    assert len(steps) <= 11
+
+
+def test_outliers_of_either_kind_do_not_move_a_fit() -> None:
+    random = np.random.default_rng(3)
+    sizes = random.integers(1, 3000, 600)
+    seconds = np.asarray(5e-3 + 4e-5 * sizes, np.float64)
+    seconds[::50] *= 100
+    seconds[25::50] /= 100
+    fitted = calibrate(MeasuredSteps(seconds, sizes)).model
+    assert fitted.fixed_s + fitted.weights_s == pytest.approx(5e-3, rel=0.02)
+    assert fitted.token_compute_s == pytest.approx(4e-5, rel=0.02)
+
+
+def test_a_fit_that_is_off_by_more_than_a_quarter_is_refused() -> None:
+    random = np.random.default_rng(4)
+    sizes = random.integers(1, 3000, 400)
+    with pytest.raises(ConfigurationError, match=r"off by \d+% in the median of 400 steps, above 25%"):
+        calibrate(MeasuredSteps(np.exp(random.normal(-5, 1.5, 400)), sizes))
 
 
 def test_requests_that_failed_or_came_in_lumps_are_left_out(tmp_path: Path) -> None:

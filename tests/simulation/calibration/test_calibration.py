@@ -52,7 +52,7 @@ def test_errors_are_those_of_steps_that_were_not_fitted() -> None:
     random = np.random.default_rng(3)
     steps = drawn_steps(KNOWN, 20, noise=0.5)
     noise = MeasuredSteps(
-        random.uniform(1e-3, 1, 20),
+        random.uniform(0.06, 0.1, 20),
         *map(steps.counts, NAMES),  # type: ignore[arg-type] # the rest are texts
     )
     calibration = calibrate(noise)

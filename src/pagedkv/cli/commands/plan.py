@@ -45,7 +45,9 @@ from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import ContentBlocks
 from pagedkv.report.documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
 from pagedkv.report.tables import LATENCIES, OUTCOMES, cluster_table, point_table, points_at_best
+from pagedkv.simulation.calibration.fitting import MOST_ERROR
 from pagedkv.simulation.cluster import LATE
+from pagedkv.simulation.cost import CostOrigin
 from pagedkv.simulation.planning import Decision, PointFigures, PointResult, decide
 from pagedkv.simulation.planning.decision import (
     GPU_AXIS,
@@ -126,6 +128,7 @@ def plan(
     if json_file is not None:
         require_writable(json_file, *traces)
     axes = axes.with_engine()
+    _require_known_seconds(axes.origin)
     runner = runs.runner(traces, axes.trace)
     if page is not None:
         require_page_output(page, traces)
@@ -154,6 +157,15 @@ def plan(
             file.write(renderer.render_plan(document, version=__version__).encode())
     if STANDARD_OUTPUT not in {json_file, page}:
         print_plan(document, has_every_load=runs.every_load)
+
+
+def _require_known_seconds(origin: CostOrigin) -> None:
+    """Refuse a cost model whose error was measured, and is too large for a plan. Raises ConfigurationError."""
+    if origin.median is not None and origin.median > MOST_ERROR:
+        raise ConfigurationError(
+            f"the cost model is off by {origin.median:.0%} in the median of the steps to which it was fitted, above "
+            f"{MOST_ERROR:.0%}: a plan would rest on nothing. Calibrate on other steps, or name a preset (--cost-model)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

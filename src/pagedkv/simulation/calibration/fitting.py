@@ -10,8 +10,11 @@ Costs are never negative, so neither are the coefficients: least squares by the 
 (1974), chapter 23. If the plain solution gives a column a negative coefficient, the column explains no more than the
 others do, and is left out.
 
-Errors are relative to the measured seconds, since steps differ by three orders of magnitude. An outlier (a compilation,
-another process) that took a hundred times as long is then off by 99 %, not by 9,900.
+Errors are relative to the measured seconds, since steps differ by three orders of magnitude. Outliers (a compilation,
+another process, a time that was not one step's) do not move the fit: steps that differ from the median of steps of
+their size by more than four times have no weight at first; then each has the bisquare weight of its error (Beaton and
+Tukey 1974) at six median errors of steps of its size, and the fit is repeated. A fit whose median error is above a
+quarter is refused.
 
 Five fits, each to four fifths of the steps (one in five is left out), give the errors on the steps left out. The model
 itself is fitted to all steps.
@@ -29,7 +32,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.arrays import Float64Array
+from pagedkv.contract.arrays import Float64Array, Int64Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.results import Result
 from pagedkv.simulation.calibration.steps import MeasuredSteps
@@ -115,6 +118,15 @@ IN_COMPUTE: Final = ("token_compute_s", "pair_compute_s")
 IN_MEMORY: Final = ("weights_s", "context_token_s")
 START_SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MOST_ROUNDS: Final = 50
+MOST_OF_A_SIZE: Final = 512
+"""Steps of a fit that compute about as many tokens; the errors are those of all steps."""
+NUM_WEIGHTINGS: Final = 3
+SIZES_A_DOUBLING: Final = 2
+FURTHEST: Final = 4.0
+WIDTH: Final = 6.0
+LEAST_SCALE: Final = 0.01
+MOST_SCALE: Final = 0.5
+"""Bounds of a median error of steps of one size: exact steps have no outliers, and lone steps may be some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,32 +152,70 @@ def fit(steps: MeasuredSteps, base: CostModel, names: tuple[str, ...]) -> CostMo
         base: the model with the other parameters.
         names: the parameters to fit, of ``COUNTED_BY``.
     """
+    steps = steps.chosen(_representative(_sizes(steps)))
+    sizes = _sizes(steps)
     terms = _terms(steps, base, names)
-    best, least = base, np.inf
-    for model in _candidates(steps, base, terms):
-        error = float(np.mean((predicted_s(model, steps) / steps.seconds - 1) ** 2))
-        if error < least:
-            best, least = model, error
+    weights = _first_weights(steps, sizes)
+    for _ in range(NUM_WEIGHTINGS):
+        best, least = base, np.inf
+        for model in _candidates(steps, base, terms, weights):
+            error = float(np.mean(weights * (predicted_s(model, steps) / steps.seconds - 1) ** 2))
+            if error < least:
+                best, least = model, error
+        weights = _bisquare(predicted_s(best, steps) / steps.seconds - 1, sizes)
     return best
+
+
+def _sizes(steps: MeasuredSteps) -> Int64Array:
+    """Return a number for each step, equal for steps that compute about as many tokens: int64 ``[steps]``."""
+    sizes: Int64Array = np.floor(SIZES_A_DOUBLING * np.log2(np.maximum(1, steps.num_new_tokens))).astype(np.int64)
+    return sizes
+
+
+def _representative(sizes: Int64Array) -> Int64Array:
+    """Return the places of steps of every size, evenly from those of a frequent one: int64 ``[n]``, ascending."""
+    places = [np.flatnonzero(sizes == size) for size in np.unique(sizes)]
+    taken = [each[np.linspace(0, len(each) - 1, min(len(each), MOST_OF_A_SIZE)).astype(np.int64)] for each in places]
+    chosen: Int64Array = np.sort(np.concatenate(taken))
+    return chosen
+
+
+def _first_weights(steps: MeasuredSteps, sizes: Int64Array) -> Float64Array:
+    """Return 1 for steps that took about as long as those of their size, and 0 for others: float64 ``[steps]``."""
+    weights = np.ones(len(steps))
+    for size in np.unique(sizes):
+        places = np.flatnonzero(sizes == size)
+        ratios = steps.seconds[places] / np.median(steps.seconds[places])
+        weights[places] = (ratios <= FURTHEST) & (ratios >= 1 / FURTHEST)
+    return weights
+
+
+def _bisquare(errors: Float64Array, sizes: Int64Array) -> Float64Array:
+    """Return the weight of each error among those of its size, from 1 for none to 0: float64 ``[steps]``."""
+    weights = np.empty(len(errors))
+    for size in np.unique(sizes):
+        places = np.flatnonzero(sizes == size)
+        scale = float(np.median(np.abs(errors[places])))
+        reach = WIDTH * min(max(LEAST_SCALE, scale), MOST_SCALE)
+        weights[places] = np.maximum(0.0, 1.0 - (errors[places] / reach) ** 2) ** 2
+    return weights
 
 
 def predicted_s(model: CostModel, steps: MeasuredSteps) -> Float64Array:
     """Return the seconds that a model predicts for each step: float64 ``[steps]``."""
-    counts = (
-        steps.counts(name).tolist()
-        for name in ("num_new_tokens", "num_attended_pairs", "num_context_tokens", "num_sequences")
-    )
-    return np.array([model.step_s(*step) for step in zip(*counts, strict=True)])
+    terms = _terms(steps, model, ())
+    seconds: Float64Array = terms.other_s + np.maximum(terms.compute_s, terms.memory_s)
+    return seconds
 
 
-def _candidates(steps: MeasuredSteps, base: CostModel, terms: _Terms) -> Iterator[CostModel]:
+def _candidates(steps: MeasuredSteps, base: CostModel, terms: _Terms, weights: Float64Array) -> Iterator[CostModel]:
     """Yield the models found from each initial division of the steps."""
     for share in START_SHARES:
         computes = steps.num_new_tokens > np.quantile(steps.num_new_tokens, share)
         if share == 0:
             computes = np.ones(len(steps), bool)
         for _ in range(MOST_ROUNDS):
-            found = _parameters_for(steps, terms, computes)
+            found = _parameters_for(steps, terms, computes, weights)
             yield _with(base, found)
             compute_s = terms.compute_s + _sum_of(terms, found, IN_COMPUTE)
             divided = compute_s > terms.memory_s + _sum_of(terms, found, IN_MEMORY)
@@ -174,7 +224,9 @@ def _candidates(steps: MeasuredSteps, base: CostModel, terms: _Terms) -> Iterato
             computes = divided
 
 
-def _parameters_for(steps: MeasuredSteps, terms: _Terms, computes: npt.NDArray[np.bool_]) -> dict[str, float]:
+def _parameters_for(
+    steps: MeasuredSteps, terms: _Terms, computes: BoolArray, weights: Float64Array
+) -> dict[str, float]:
     """Find the parameters for a given division into steps limited by compute and steps limited by memory."""
     applies = {
         name: computes if name in IN_COMPUTE else ~computes if name in IN_MEMORY else np.ones(len(steps), bool)
@@ -182,7 +234,8 @@ def _parameters_for(steps: MeasuredSteps, terms: _Terms, computes: npt.NDArray[n
     }
     columns = np.stack([np.where(applies[name], column, 0.0) for name, column in terms.columns.items()], axis=1)
     rest_s = steps.seconds - terms.other_s - np.where(computes, terms.compute_s, terms.memory_s)
-    found = nonnegative_least_squares(columns / steps.seconds[:, np.newaxis], rest_s / steps.seconds)
+    scale = np.sqrt(weights) / steps.seconds
+    found = nonnegative_least_squares(columns * scale[:, np.newaxis], rest_s * scale)
     return dict(zip(terms.columns, found.tolist(), strict=True))
 
 
@@ -235,6 +288,8 @@ CONSTANTS: Final = ("weights_s", "fixed_s")
 OF_PROMPTS: Final = ("token_compute_s", "pair_compute_s")
 """Not fitted if steps only decode, since then the number of tokens is that of sequences."""
 NO_COST: Final = CostModel()
+MOST_ERROR: Final = 0.25
+"""Median error above which a fit is refused, and a plan that is based on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +385,8 @@ def calibrate(steps: MeasuredSteps, base: CostModel | None = None) -> Calibratio
         base: has the parameters that the steps do not determine; None: those are 0.
 
     Raises:
-        ConfigurationError: the steps are too few, or too similar, to determine any parameter.
+        ConfigurationError: the steps are too few, or too similar, to determine any parameter; or the fit is off by more
+            than a quarter in the median.
     """
     _require_enough(steps)
     names = _names(steps, base)
@@ -343,10 +399,17 @@ def calibrate(steps: MeasuredSteps, base: CostModel | None = None) -> Calibratio
         partial = fit(steps.chosen(numbers[~left_out]), start, names)
         tested = steps.chosen(numbers[left_out])
         errors[left_out] = predicted_s(partial, tested) / tested.seconds - 1
+    overall = _summary(steps, errors)
+    if overall.median > MOST_ERROR:
+        raise ConfigurationError(
+            f"the fitted cost model is off by {overall.median:.0%} in the median of {len(steps):,} steps, above "
+            f"{MOST_ERROR:.0%}: the steps are not those of one engine at work, or something that they do not count "
+            "decides their time. Measure steps on an idle machine, with all counts (StepRecords, a vLLM log)"
+        )
     return Calibration(
         model=model,
         fitted=names,
-        overall=_summary(steps, errors),
+        overall=overall,
         by_tokens=tuple(_by_tokens(steps, errors)),
         notes=(*steps.notes, *_notes(model, names, base)),
     )

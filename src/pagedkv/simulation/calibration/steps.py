@@ -10,7 +10,8 @@ these:
 
 * If no request waited for its first token, and none ended, all running requests decoded. Such a step took the time
   between two tokens, for all these sequences; the context of each was its prompt and its tokens until then. Only the
-  request that began first is read, so that no step counts twice.
+  request that began first is read, so that no step counts twice. Tokens that arrive together are one step with several
+  tokens, as drafts make; where that took longer than a step, several steps travelled together, and are left out.
 * If a request ran alone, its first token took the step of its prompt, and the server's work before and after that step.
   Prompts longer than an engine computes at once take several steps, and are left out.
 
@@ -36,9 +37,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.contract.arrays import Float64Array, Int64Array
 from pagedkv.contract.extras import needing
@@ -263,6 +265,10 @@ def _array(counts: list[int]) -> Int64Array:
 
 
 DETAILS: Final = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
+TOGETHER: Final = 0.2
+"""Share of the usual time between two tokens; tokens that are closer arrived together."""
+LONGER: Final = 1.5
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 LONGEST_PROMPT: Final = 2048
 """Tokens that every engine computes in one step by default, at least."""
 BENCH_REMEDY: Final = "Write it with --save-result --save-detailed"
@@ -290,8 +296,13 @@ class _Served:
     num_prompt: Int64Array
 
 
-def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
+def steps_of_bench(line: Line, result: Mapping[str, Any], source: str = "result of vllm bench serve") -> MeasuredSteps:
     """Extract the steps from a result. O(tokens log requests).
+
+    Args:
+        line: the line of the result.
+        result: the result.
+        source: where it comes from, for users.
 
     Raises:
         TraceError: the result has no details, or they are inconsistent.
@@ -299,6 +310,9 @@ def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
     served, num_lumped = _served(line, result)
     decoding = _decoding_steps(served)
     prompts = _prompt_steps(served)
+    if not len(prompts[0]):  # then no step may look like one of a prompt
+        is_single = decoding[1] == decoding[4]
+        decoding = [column[is_single] for column in decoding]
     columns = [np.concatenate(pair) for pair in zip(decoding, prompts, strict=True)]
     taken = (
         f"{len(decoding[0]):,} steps that only decode, and {len(prompts[0]):,} first tokens of requests that ran alone"
@@ -315,7 +329,7 @@ def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
         num_pairs,
         num_context,
         num_sequences,
-        source="result of vllm bench serve",
+        source=source,
         notes=tuple(notes),
     )
 
@@ -358,7 +372,7 @@ def _decoding_steps(served: _Served) -> list[Float64Array]:
     num_tokens = np.array([len(token_s) for token_s in served.token_s])
     began = np.concatenate([[0], np.cumsum(served.num_prompt)])
     ended = np.concatenate([[0], np.cumsum((served.num_prompt + num_tokens)[by_last])])
-    begins, ends = _token_intervals(served)
+    begins, ends, is_bundle = _token_intervals(served)
     num_first = np.searchsorted(served.first_s, begins, "right")
     num_over = np.searchsorted(lasts, begins, "right")
     is_none_waiting = np.searchsorted(starts, ends, "left") == num_first
@@ -366,19 +380,37 @@ def _decoding_steps(served: _Served) -> list[Float64Array]:
     kept = is_none_waiting & is_none_ending & (ends > begins)
     num_sequences = (num_first - num_over)[kept]
     emitted = np.searchsorted(all_tokens, begins[kept], "right")
+    num_made = np.searchsorted(all_tokens, ends[kept], "right") - emitted
+    num_new = np.where(is_bundle[kept], np.maximum(num_made, num_sequences), num_sequences)
     context = began[num_first[kept]] + emitted - ended[num_over[kept]]
-    return [(ends - begins)[kept], num_sequences, context, context, num_sequences]
+    num_pairs = context * num_new // np.maximum(1, num_sequences)
+    return [(ends - begins)[kept], num_new, num_pairs, context, num_sequences]
 
 
-def _token_intervals(served: _Served) -> tuple[Float64Array, Float64Array]:
-    """Return the times between tokens; at each moment, those of the running request that began first."""
-    begins, ends, read_until_s = [], [], -np.inf
+def _token_intervals(served: _Served) -> tuple[Float64Array, Float64Array, BoolArray]:
+    """Return the times between tokens, and whether several end one; of the running request that began first."""
+    usual_s = _usual_gap_s(served)
+    begins, ends, bundles, read_until_s = [], [], [], -np.inf
     for token_s in served.token_s:
-        is_unread = token_s[:-1] >= read_until_s
-        begins.append(token_s[:-1][is_unread])
-        ends.append(token_s[1:][is_unread])
+        is_first = np.concatenate([[True], np.diff(token_s) >= TOGETHER * usual_s])  # of its bundle
+        firsts = np.flatnonzero(is_first)
+        sizes = np.diff(firsts, append=len(token_s))
+        lasts_s = token_s[firsts + sizes - 1]  # when a bundle was complete
+        is_bundle = sizes[1:] > 1
+        is_step = ~is_bundle | (np.diff(lasts_s) < LONGER * usual_s)
+        is_taken = is_step & (lasts_s[:-1] >= read_until_s)
+        begins.append(lasts_s[:-1][is_taken])
+        ends.append(lasts_s[1:][is_taken])
+        bundles.append(is_bundle[is_taken])
         read_until_s = max(read_until_s, token_s[-1])
-    return np.concatenate(begins), np.concatenate(ends)
+    return np.concatenate(begins), np.concatenate(ends), np.concatenate(bundles)
+
+
+def _usual_gap_s(served: _Served) -> float:
+    """Return the median seconds between two tokens that did not arrive together."""
+    gaps_s = np.concatenate([np.diff(token_s) for token_s in served.token_s])
+    apart_s = gaps_s[gaps_s > TOGETHER / 2 * gaps_s.mean()] if len(gaps_s) else gaps_s
+    return float(np.median(apart_s)) if len(apart_s) else 0.0
 
 
 def _prompt_steps(served: _Served) -> list[Float64Array]:
