@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.cli.engine_options import DEFAULT_MEMORY, EngineOptions
 from pagedkv.cli.options import parse_gib
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.contract.space_config import SpaceConfig
@@ -55,7 +55,8 @@ def test_options_have_the_defaults_of_the_fields_that_they_set(options: Any, con
 
 
 def test_an_engine_has_as_much_memory_from_either_door() -> None:
-    assert parse_gib(EngineOptions().memory) * GIB == EngineConfig().kv_nbytes
+    assert EngineOptions().memory is None
+    assert parse_gib(DEFAULT_MEMORY) * GIB == EngineConfig().kv_nbytes == EngineOptions().config().kv_nbytes
 
 
 def test_a_replay_leaves_as_much_of_a_pool_free_as_its_configuration() -> None:

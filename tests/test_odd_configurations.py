@@ -55,6 +55,7 @@ ENGINE: Final[dict[str, object]] = {
     "block_size": 4,
     "checkpoint_interval": 8,
     "kv_nbytes": 2**20,
+    "kv_share": None,
     "kv_dtype": "auto",
     "kv_scales": None,
     "mean_tokens": 100,

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.cli.commands.serve import tell
+from pagedkv.cli.commands.serve import _default_memory, tell
 from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.errors import ConfigurationError
 from tests.cli.command import run
 from tests.server.serving import Script, make_service
 
@@ -24,6 +25,31 @@ def test_the_model_is_an_argument_or_an_option_as_of_other_commands(tmp_path: Pa
 def test_differences_are_accepted_only_on_request() -> None:
     assert not EngineOptions().config().accept_differences
     assert EngineOptions(accept_differences=True).config().accept_differences
+
+
+@pytest.mark.parametrize(
+    ("given", "default", "share", "nbytes"),
+    [(None, "90%", 0.9, 2**29), ("60%", "90%", 0.6, 2**29), ("8", "90%", None, 2**33), (None, "512MiB", None, 2**29)],
+)
+def test_memory_is_a_size_or_a_share(given: str | None, default: str, share: float | None, nbytes: int) -> None:
+    EngineOptions(memory=given).require_valid()
+    chosen = EngineOptions(memory=given).config(default)
+    assert (chosen.kv_share, chosen.kv_nbytes) == (share, nbytes)
+
+
+def test_an_engine_that_is_served_has_a_share_of_what_is_free() -> None:
+    assert _default_memory("demo", "cpu", 1, 0) == "512MiB"
+    assert _default_memory("folder", "cpu", 1, 0) == "25%"
+    assert _default_memory("folder", "cpu", 4, 0) == "6.25%"
+    assert _default_memory("folder", "cuda", 1, 0) == "90%"
+    assert _default_memory("folder", "cuda", 2, 1) == "90%"
+    assert _default_memory("folder", "cuda", 4, 0.5) == "45%"
+
+
+@pytest.mark.parametrize("given", ["0%", "100%", "many%"])
+def test_a_share_that_cannot_be_is_refused(given: str) -> None:
+    with pytest.raises(ConfigurationError, match="--memory must be"):
+        EngineOptions(memory=given).require_valid()
 
 
 def test_the_choices_of_the_engine_are_told_and_have_options(capsys: pytest.CaptureFixture[str]) -> None:

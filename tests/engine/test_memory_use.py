@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.engine.memory_use import free_nbytes
 from pagedkv.errors import ConfigurationError
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG
@@ -28,6 +29,23 @@ def test_weights_blocks_and_the_largest_step_are_told() -> None:
         assert (core.memory.free_nbytes or 0) > 0
     else:
         assert core.memory[2:] == (None, 0, None)
+
+
+def test_blocks_take_a_share_of_what_is_free_and_tell_it() -> None:
+    free = free_nbytes(torch.device(DEVICE))
+    config = replace(CONFIG, num_blocks=None, kv_share=0.001, self_test=False)
+    core = LLM(moved(make_model("llama"), DEVICE), config).core
+    assert core.config.kv_share is None
+    assert 0.5 < core.config.kv_nbytes / (0.001 * free) < 2  # other programs run beside
+    assert core.memory.kv_nbytes == pytest.approx(core.config.kv_nbytes, rel=0.05)
+    assert "; keys and values have " in core.choices
+    assert f"0% of what was free on {core.executor.storage.device}" in core.choices
+
+
+def test_a_small_model_takes_no_more_blocks_than_serve_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedkv.engine.parts.MOST_BLOCKS", 100)
+    core = LLM(moved(make_model("llama"), DEVICE), replace(CONFIG, num_blocks=None, kv_share=0.5, self_test=False)).core
+    assert core.space.config.blocks_by_pool() == {"full": 100}
 
 
 @on_gpu

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.options import flag, option, parse_blocks, parse_gib
+from pagedkv.cli.options import flag, option, parse_blocks, parse_gib, parse_share
 from pagedkv.contract.arguments import as_choice
 from pagedkv.contract.extras import needing
 from pagedkv.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES
@@ -36,7 +36,15 @@ OWN_PACKAGES: Final = MappingProxyType({RedisBody.medium: "redis", ObjectBody.me
 class EngineOptions:
     """The options, as typed."""
 
-    memory: Annotated[str, option("SIZE", "Memory for keys and values: 8, 8GiB.", panel=opt.MEMORY)] = DEFAULT_MEMORY
+    memory: Annotated[
+        str | None,
+        option(
+            "SIZE",
+            "Memory for keys and values: 8, 8GiB, or 90%, of what is free once the model is loaded. Default: 512MiB; "
+            "where a model is served, 90% on a GPU, 25% on a CPU.",
+            panel=opt.MEMORY,
+        ),
+    ] = None
     num_blocks: Annotated[
         str | None,
         option(
@@ -98,14 +106,18 @@ class EngineOptions:
         """Refuse what can be known to be wrong before torch is imported. Raises as :meth:`config`."""
         if self.draft_tokens and self.draft_model is None:
             raise ConfigurationError("--draft-tokens needs --draft-model: the model that guesses them")
-        parse_gib(self.memory)
+        if self.memory is not None:
+            _parse_memory(self.memory)
         if self.num_blocks is not None:
             parse_blocks(self.num_blocks)
         as_choice(self.eviction, EVICTION_POLICIES, "--eviction")
         self._tiers()
 
-    def config(self) -> "EngineConfig":
+    def config(self, default_memory: str = DEFAULT_MEMORY) -> "EngineConfig":
         """Configure an engine.
+
+        Args:
+            default_memory: where --memory is not given.
 
         Raises:
             ConfigurationError: an option is out of range.
@@ -116,7 +128,7 @@ class EngineOptions:
 
         return EngineConfig(
             block_size=self.block_size,
-            kv_nbytes=int(parse_gib(self.memory) * GIB),
+            **_parse_memory(default_memory if self.memory is None else self.memory),
             num_blocks=None if self.num_blocks is None else parse_blocks(self.num_blocks),
             max_sequences=self.max_sequences,
             max_batched_tokens=self.max_batched_tokens,
@@ -139,6 +151,16 @@ class EngineOptions:
         if not any(each.is_shared for each in tiers):
             raise ConfigurationError("--tier-rescan needs a --tier that other processes may share, such as folder:...")
         return tuple(replace(each, rescan_s=self.tier_rescan) if each.is_shared else each for each in tiers)
+
+
+def _parse_memory(text: str) -> dict[str, Any]:
+    """Return the field of an engine's configuration for a size or a share. Raises ConfigurationError."""
+    if not text.strip().endswith("%"):
+        return {"kv_nbytes": int(parse_gib(text) * GIB)}
+    share = parse_share(text, "--memory")
+    if not share:
+        raise ConfigurationError("--memory must be over 0%: a share of the memory that is free, such as 90%")
+    return {"kv_share": share}
 
 
 def _require_packages(tiers: Iterable[Tier]) -> None:

@@ -29,6 +29,8 @@ BeyondContext: TypeAlias = Literal["refuse", "clip"]
 MIB = 2**20
 MOST_NBYTES = 2**60
 """More than any machine has."""
+MOST_BLOCKS = 2**20
+"""Blocks of each pool of a share of the memory: a small model has more than enough, and blocks cost bookkeeping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class EngineConfig:
         block_size: tokens of a block.
         checkpoint_interval: tokens between the kept states of recurrent layers.
         kv_nbytes: bytes of blocks on the device, split among the pools; used where ``num_blocks`` is None.
+        kv_share: in place of ``kv_nbytes`` the share of the memory that is free on the device once the model is there,
+            0 to 1, in at most :data:`MOST_BLOCKS` blocks; told by :attr:`EngineCore.choices`. What is left is for steps
+            and their graphs. Not with several ranks. None: ``kv_nbytes``.
         kv_dtype: type of stored keys and values: "auto", the model's own, or "fp8", eight bits (e4m3fn, on a GPU),
             which takes half of the memory of bfloat16 and rounds to three bits after the leading one. Latents and
             states are always of the model's own type.
@@ -104,6 +109,7 @@ class EngineConfig:
     block_size: int = 16
     checkpoint_interval: int = 1024
     kv_nbytes: int = 512 * MIB
+    kv_share: float | None = None
     kv_dtype: KVType = "auto"
     kv_scales: KVScales | None = None
     mean_tokens: int = 1024
@@ -141,6 +147,7 @@ class EngineConfig:
         for name in ("block_size", "checkpoint_interval", "mean_tokens", "max_sequences", "max_batched_tokens"):
             as_count(getattr(self, name), name, least=1)
         as_count(self.kv_nbytes, "kv_nbytes", least=1, most=MOST_NBYTES)
+        _check_share(self.kv_share)
         as_count(self.min_partial_hit, "min_partial_hit")
         as_count(self.seed, "seed", most=LARGEST_SEED)
         if self.max_tokens is not None:
@@ -277,6 +284,11 @@ class EngineConfig:
     @staticmethod
     def _by_pool(groups: EngineGroups, given: int | Mapping[str, int]) -> Mapping[str, int]:
         return given if isinstance(given, Mapping) else {spec.pool: given for spec in groups.specs}
+
+
+def _check_share(given: float | None) -> None:
+    if given is not None and not as_fraction(given, "kv_share"):
+        raise ConfigurationError("kv_share is 0, which leaves no memory for blocks: give a share, such as 0.9")
 
 
 def _check_scales(scales: object, kv_dtype: KVType) -> None:

@@ -9,8 +9,10 @@ Blocks are allocated first. Then a pass over padding measures the activations, s
 refused when the engine is built, and not while requests run.
 """
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
 
 GIB: Final = 2**30
+CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class MemoryUse(NamedTuple):
@@ -59,6 +62,22 @@ def weights_nbytes(*models: compat.Model) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+def free_nbytes(device: torch.device) -> int:
+    """Return the bytes that are free on a device: of a GPU, or of what Linux says a process can have, else of all."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        told = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        free = int(told["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # a container's limit, if there is one
+        limit, used = (int((CGROUP / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
+    return free
+
+
 def require_room(kv_nbytes: int, model: compat.Model) -> None:
     """Raise ConfigurationError, with the numbers, if a GPU has too little free memory for blocks."""
     if model.device.type != "cuda":
@@ -69,8 +88,8 @@ def require_room(kv_nbytes: int, model: compat.Model) -> None:
         free, total = torch.cuda.mem_get_info(model.device)
     if kv_nbytes > free:
         raise ConfigurationError(
-            f"blocks of {_gib(kv_nbytes)} do not fit: of {_gib(total)} on {model.device}, {_gib(free)} are free beside "
-            f"weights of {_gib(weights_nbytes(model))}: lower kv_nbytes or num_blocks"
+            f"blocks of {as_gib(kv_nbytes)} do not fit: of {as_gib(total)} on {model.device}, {as_gib(free)} are free "
+            f"beside weights of {as_gib(weights_nbytes(model))}: lower kv_nbytes or num_blocks"
         )
 
 
@@ -82,8 +101,8 @@ def refusing(what: str, device: torch.device) -> Iterator[None]:
     except torch.OutOfMemoryError as problem:
         free, total = torch.cuda.mem_get_info(device)
         raise ConfigurationError(
-            f"{what} does not fit beside weights and blocks: of {_gib(total)} on {device}, {_gib(free)} were free when "
-            f"it failed: lower max_batched_tokens, kv_nbytes or num_blocks ({str(problem).splitlines()[0]})"
+            f"{what} does not fit beside weights and blocks: of {as_gib(total)} on {device}, {as_gib(free)} were free "
+            f"when it failed: lower max_batched_tokens, kv_nbytes or num_blocks ({str(problem).splitlines()[0]})"
         ) from problem
 
 
@@ -101,5 +120,6 @@ def measured(run: Callable[[], object], num_tokens: int, device: torch.device) -
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _gib(nbytes: int) -> str:
+def as_gib(nbytes: int) -> str:
+    """Write bytes as GiB."""
     return f"{nbytes / GIB:.2f} GiB"

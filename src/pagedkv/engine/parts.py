@@ -21,11 +21,11 @@ from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
 from pagedkv.engine.captured_passes import CapturedPasses, of_tables, what_prevents_graphs
 from pagedkv.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
-from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.config import MOST_BLOCKS, EngineConfig
 from pagedkv.engine.content import OwnContent, StoredContent
 from pagedkv.engine.drafter import Drafter, DraftModel
 from pagedkv.engine.kv_scales import set_scales
-from pagedkv.engine.memory_use import MemoryUse, refusing, require_room
+from pagedkv.engine.memory_use import MemoryUse, as_gib, free_nbytes, refusing, require_room
 from pagedkv.engine.ranked_content import RankedContent, WholeModel
 from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.runner import ModelRunner
@@ -82,7 +82,9 @@ class EngineParts:
             model, latents_to_absorb(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
         )
         self._groups = groups = config.stored(replace(groups, absorbed=frozenset(self.absorbed.by_layer)), model.device)
-        space_config = config.space(groups, compat.longest_sequence(model))
+        self.config, told = with_memory(config, groups, model.device, is_sharded=ranks is not None)
+        self.choices += told
+        space_config = self.config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
         self.num_vocabulary = groups.num_vocabulary
         self.space = BlockSpace(space_config)
@@ -235,6 +237,25 @@ def chosen_for(config: EngineConfig, groups: EngineGroups, device: torch.device,
     overlapping = "steps overlap" if apart is None else f"steps do not overlap ({apart})"
     chosen = replace(config, compile_model=uncompiled is None, overlap=apart is None)
     return Chosen(chosen, f"{compiled}; {overlapping}")
+
+
+def with_memory(
+    config: EngineConfig, groups: EngineGroups, device: torch.device, *, is_sharded: bool
+) -> tuple[EngineConfig, str]:
+    """Turn a share of the free memory into bytes; return what is to be told of it as well.
+
+    Raises:
+        ConfigurationError: several ranks share the model, each of which would find another number.
+    """
+    if config.kv_share is None or config.num_blocks is not None:
+        return config, ""
+    if is_sharded:
+        raise ConfigurationError("kv_share is for one rank: give kv_nbytes or num_blocks, which all ranks have alike")
+    free = free_nbytes(device)
+    nbytes_by_pool: Mapping[str, int] = block_nbytes_of(groups.specs, groups.shapes)
+    kv_nbytes = max(1, min(int(config.kv_share * free), MOST_BLOCKS * sum(nbytes_by_pool.values())))
+    told = f"; keys and values have {as_gib(kv_nbytes)}, {kv_nbytes / free:.0%} of what was free on {device}"
+    return replace(config, kv_nbytes=kv_nbytes, kv_share=None), told
 
 
 def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:

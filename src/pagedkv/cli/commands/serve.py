@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 import typer
 
 from pagedkv.api_keys import KeyOwner, entry_of, new_key as make_key, parse_key_file, read_key_file
-from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.cli.engine_options import DEFAULT_MEMORY, EngineOptions
 from pagedkv.cli.interrupting import EXIT_ENGINE_ENDED, INTERRUPTED_BEFORE_SERVING, leaving_at_once
 from pagedkv.cli.options import command, flag, is_loopback, option, parse_size_with_unit
 from pagedkv.cli.output_files import atomic_file, require_writable
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pagedkv.server import Service
 LARGEST_PORT: Final = 65_535
 MOST_REPLICAS: Final = 64
+SHARE_OF_GPU: Final = 90.0
+SHARE_OF_CPU: Final = 25.0
+"""Per cent of the free memory that keys and values have by default: on a CPU other programs need memory too."""
 SERVER: Final = "Server"
 CLUSTER: Final = "Replicas"
 
@@ -124,6 +127,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
+        from pagedkv.engine.loading import usable_device  # noqa: PLC0415 - as above
         from pagedkv.probe import compat  # noqa: PLC0415 - as above
         from pagedkv.server import ServerConfig, run  # noqa: PLC0415 - as above
         from pagedkv.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
@@ -143,7 +147,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
         cors_origins=tuple(cors_origin or ()),
         sampling_defaults=defaults,
     )
-    engine_config = engine.config()
+    engine_config = engine.config(_default_memory(model, usable_device(device), replicas, gpus_each))
     access = server_building.access(api_keys)
     events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
@@ -197,6 +201,18 @@ def tell(service: "Service", address: str, *, inspects: bool) -> None:
     typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends)", err=True)
     if inspects:
         typer.echo(f"pagedkv: the inspector is at {address}/inspect", err=True)
+
+
+def _default_memory(model: str, device: str, replicas: int, gpus_each: float) -> str:
+    """Return the memory for keys and values of each engine where --memory is not given.
+
+    Engines that share a device share what is free on it: on a GPU as Ray hands it out, on a CPU equally.
+    """
+    if model == DEMO:
+        return DEFAULT_MEMORY
+    if device == "cpu":
+        return f"{SHARE_OF_CPU / replicas:g}%"
+    return f"{SHARE_OF_GPU * (gpus_each if replicas > 1 and 0 < gpus_each < 1 else 1):g}%"
 
 
 def _one_model(argument: str, option: str | None) -> str:

@@ -137,7 +137,8 @@ class TextCompletion:
 
     def _choice(self, each: AnswerEvent, written: "_Written", output: RequestOutput | None) -> dict[str, Any]:
         """Write new content of an answer; with ``echo``, behind its prompt if nothing of it is written yet."""
-        text, logprobs, told = "", [], self.body.logprobs is not None
+        logprobs: list[TokenLogprobs | None] = []
+        text, told = "", self.body.logprobs is not None
         if self.body.echo and not written.has_begun:
             token_ids = self.request.prompts[each.index // self.request.params.n].token_ids
             text = self.service.decode(token_ids)
