@@ -76,6 +76,52 @@ def test_numbers_are_those_of_usage(tmp_path: Path) -> None:
     assert PREFIX[:20] not in path.read_text()
 
 
+def test_counters_exist_from_the_start() -> None:
+    """A dashboard's rate of a counter that appears with its first value shows nothing of it."""
+    with running(make_service(Script())) as url:
+        told = numbers(httpx.get(f"{url}/metrics").text)
+        assert told["vllm:cache_config_info/16/599/True"] == 1
+        for name in (
+            "vllm:generation_tokens_total",
+            "vllm:num_preemptions_total",
+            "vllm:request_success_total/stop",
+            "vllm:request_success_total/aborted",
+            "vllm:prompt_tokens_by_source_total/external_kv_transfer",
+            "vllm:num_requests_waiting_by_reason/capacity",
+            "vllm:num_requests_waiting_by_reason/deferred",
+            "vllm:request_queue_time_seconds_count",
+            "vllm:admission_rejections_total/max_num_queued_reqs",
+            "pagedkv:slow_connections_total/write",
+        ):
+            assert told[name] == 0, name
+
+
+def test_times_of_a_request_add_up() -> None:
+    with running(make_service(Script())) as url:
+        for number in range(3):
+            ask(url, f"{PREFIX}{number}", ignore_eos=True)
+        told = numbers(httpx.get(f"{url}/metrics").text)
+    times = {
+        name: told[f"vllm:{name}_seconds_sum"]
+        for name in (
+            "request_queue_time",
+            "request_prefill_time",
+            "request_decode_time",
+            "request_inference_time",
+            "e2e_request_latency",
+        )
+    }
+    assert times["request_prefill_time"] + times["request_decode_time"] == pytest.approx(
+        times["request_inference_time"]
+    )
+    assert times["request_queue_time"] + times["request_inference_time"] == pytest.approx(times["e2e_request_latency"])
+    assert told["vllm:iteration_tokens_total_sum"] >= told["vllm:prompt_tokens_by_source_total/local_compute"] > 0
+    assert told["vllm:iteration_tokens_total_count"] == told["pagedkv:steps_total"]
+    assert told["vllm:prompt_tokens_by_source_total/local_cache_hit"] == told["vllm:prompt_tokens_cached_total"] > 0
+    assert told["vllm:request_params_max_tokens_sum"] == 15
+    assert told["vllm:request_params_n_count"] == told["vllm:request_max_num_generation_tokens_count"] == 3
+
+
 def test_the_planner_reads_the_log(tmp_path: Path) -> None:
     script = Script()
     script.write("the same beginning", "abc")

@@ -1,17 +1,18 @@
 """Builds the parts of ``pagedkv serve``: access, the service and its engine, the request log."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from pagedkv.contract.space_config import TenantLimits
-from pagedkv.engine import EngineConfig
-from pagedkv.errors import OutputError
+from pagedkv.engine import Chat, EngineConfig
+from pagedkv.engine.prompts import chat_text
+from pagedkv.errors import ConfigurationError, OutputError, RequestError
 from pagedkv.routing import Routing
 from pagedkv.server import (
     Access,
@@ -21,12 +22,14 @@ from pagedkv.server import (
     RequestLog,
     ServerConfig,
     Service,
+    SharedKeys,
     add_inspected,
     add_inspector,
     create_app,
 )
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from pagedkv.server.engines import build_engine, tokenizer_of
+from pagedkv.server.parsing import parser_name
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -65,6 +68,7 @@ class Serving:
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
         device: for the models' weights and blocks; auto: a GPU where there is one.
         has_own_process: whether a single engine has a process of its own.
+        chat_template: in place of the tokenizer's own; None: that one.
     """
 
     model: str | None
@@ -76,6 +80,7 @@ class Serving:
     draft_model: str | None = None
     device: str = "auto"
     has_own_process: bool = True
+    chat_template: str | None = None
 
     @property
     def tenants(self) -> Mapping[str, TenantLimits] | None:
@@ -83,9 +88,32 @@ class Serving:
         return self.callers.limits if isinstance(self.callers, ApiKeys) else None
 
 
-def access(api_keys: Path | None) -> Access:
-    """Return the object that identifies callers. Raises ConfigurationError for a file without keys."""
+def access(api_keys: Path | None, shared: Sequence[str] = ()) -> Access:
+    """Return the object that identifies callers. Raises ConfigurationError for a file without keys.
+
+    Args:
+        api_keys: file of keys and their tenants; None: there is none.
+        shared: keys whose holders are not told apart.
+    """
+    if shared:
+        return SharedKeys(shared)
     return OpenAccess() if api_keys is None else ApiKeys.read(api_keys)
+
+
+def with_template(serving: Serving, tokenizer: Any) -> str:  # noqa: ANN401 - of transformers, or like it
+    """Give a tokenizer the chat template that is to be used; return the name of the parser of its calls.
+
+    Raises:
+        ConfigurationError: the template cannot be parsed.
+    """
+    if serving.chat_template is not None:
+        tokenizer.chat_template = serving.chat_template
+        try:
+            chat_text(tokenizer, Chat([{"role": "user", "content": "?"}]))
+        except RequestError as problem:
+            if type(problem.__cause__).__name__ == "TemplateSyntaxError":  # others are of this conversation
+                raise ConfigurationError(f"--chat-template cannot be used: {problem.__cause__}") from problem
+    return parser_name(serving.config.tool_parser, tokenizer)
 
 
 @contextmanager
@@ -124,7 +152,7 @@ def _in_own_process(serving: Serving, inspector: "Inspector") -> Iterator[tuple[
         serving.tenants,
         serving.device,
         serving.draft_model,
-        serving.config.tool_parser,
+        with_template(serving, tokenizer),
         serving.events,
         inspector,
     )
@@ -149,6 +177,7 @@ def _in_this_process(serving: Serving, inspector: "Inspector") -> Iterator[tuple
         draft_model=serving.draft_model,
         device=serving.device,
     )
+    with_template(serving, tokenizer)
     local = LocalEngine(llm)
     service = Service(local, serving.config, serving.callers, tokenizer=tokenizer)
     app = create_app(service)
@@ -176,7 +205,7 @@ def _replicated(serving: Serving, replicas: Replicas, inspector: "Inspector") ->
         serving.engine,
         serving.tenants,
         config.max_waiting,
-        config.tool_parser,
+        with_template(serving, tokenizer),
         draft_model=_resolved(serving.draft_model),
         device=serving.device,
         inspector=inspector,

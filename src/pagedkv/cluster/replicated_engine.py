@@ -329,6 +329,10 @@ class ReplicatedEngine:
         self.last_numbers = EngineNumbers(**{**sums, "num_blocks": max(1, sums["num_blocks"])}, tiers=tiers)
         return self.last_numbers
 
+    async def reset_prefix_cache(self) -> None:
+        """Refuse: each replica has a cache of its own. Raises ApiError."""
+        raise ApiError(501, "replicas have caches of their own: weights that change begin a new epoch, or restart them")
+
     async def stop(self) -> None:
         """End all requests. The replicas run until their application is deleted."""
         self._is_over = True

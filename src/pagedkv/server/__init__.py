@@ -3,6 +3,7 @@
 ::
 
     app                      paths, errors, access checks
+    operators                paths for those who run it: health, metrics, the cache
     openai | anthropic       protocols: what clients send and get
     service                  what all protocols share, before an engine; one request from arrival to its answer's end
     engines                  what a service needs of an engine, an engine of this process, its KV events
@@ -27,7 +28,7 @@ with needing("server", "pagedkv.server"):
 
 from pagedkv.api_keys import new_key
 from pagedkv.server.app import create_app
-from pagedkv.server.config import Access, ApiKeys, Caller, OpenAccess, ServerConfig
+from pagedkv.server.config import Access, ApiKeys, Caller, OpenAccess, ServerConfig, SharedKeys
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from pagedkv.server.engines import EngineFacts, LocalEngine, Route, ServedEngine
 from pagedkv.server.http import ApiError
@@ -53,6 +54,7 @@ __all__ = [
     "ServedEngine",
     "ServerConfig",
     "Service",
+    "SharedKeys",
     "add_inspected",
     "add_inspector",
     "create_app",

@@ -22,7 +22,6 @@ from pagedkv.server.anthropic.messages import Messages
 from pagedkv.server.config import Caller
 from pagedkv.server.http import (
     COMPONENTS,
-    ApiError,
     Body,
     BodyLimit,
     add_error_answers,
@@ -31,7 +30,6 @@ from pagedkv.server.http import (
     read_body,
     schemas_of,
 )
-from pagedkv.server.metrics import Metrics
 from pagedkv.server.openai.answers import (
     ChatAnswer,
     CompletionAnswer,
@@ -53,6 +51,7 @@ from pagedkv.server.openai.requests import (
 )
 from pagedkv.server.openai.responses import Responses
 from pagedkv.server.openai.text_completions import complete_text
+from pagedkv.server.operators import Load, ResetCache, ServerInfo, add_operators
 from pagedkv.server.service import Service
 
 ANSWERS: Final[Mapping[str, type]] = {
@@ -66,6 +65,9 @@ ANSWERS: Final[Mapping[str, type]] = {
     "/tokenize": Tokenized,
     "/detokenize": Detokenized,
     "/version": Version,
+    "/load": Load,
+    "/server_info": ServerInfo,
+    "/reset_prefix_cache": ResetCache,
 }
 """JSON answer of each path."""
 STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
@@ -133,7 +135,7 @@ def _plain_responses() -> dict[str, dict[str, Any]]:
     numbers: dict[str, Any] = {"200": {"description": "Metrics for Prometheus.", "content": {"text/plain": {}}}}
     for status in (401, 403, 500):
         numbers[str(status)] = {"description": ERRORS[status], "content": {"application/json": _referring(OpenAIError)}}
-    return {"/health": health, "/ready": health, "/metrics": numbers}
+    return {"/health": health, "/ping": health, "/ready": health, "/metrics": numbers}
 
 
 def _referring(answer: type) -> dict[str, Any]:
@@ -169,6 +171,7 @@ def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
+        root_path=service.config.root_path,
     )
     app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
     if service.config.cors_origins:
@@ -176,7 +179,7 @@ def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
             CORSMiddleware, allow_origins=service.config.cors_origins, allow_methods=["*"], allow_headers=["*"]
         )
     add_error_answers(app, service.note_refused)
-    _add_health(app, service)
+    add_operators(app, service, partial(caller_of, service))
     _add_openai(app, service)
     _add_anthropic(app, service)
     _describe(app)
@@ -237,7 +240,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def one_model(request: Request, name: str) -> Response:
         caller_of(service, request)
         service.require_model(name)
-        return json_response(model_card(service))
+        return json_response(model_card(service, name))
 
 
 def _add_anthropic(app: FastAPI, service: Service) -> None:
@@ -253,37 +256,6 @@ def _add_anthropic(app: FastAPI, service: Service) -> None:
         caller = caller_of(service, request)
         body = await read_body(request, CountRequest)
         return json_response(await service.run_text_work(body.nbytes, partial(messages.count, body, caller)))
-
-
-def _add_health(app: FastAPI, service: Service) -> None:
-    metrics = Metrics(service)
-    service.on_served.append(metrics.served)
-    service.on_step.append(metrics.stepped)
-    service.on_slow.append(metrics.slowed)
-    service.on_refused.append(metrics.refused)
-
-    @app.get("/health")
-    async def health() -> Response:
-        """Answer 200 while the engine can serve."""
-        return Response(status_code=200 if service.is_alive else 503)
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        """Answer 200 while the server accepts new requests, and has an engine that can serve them."""
-        return Response(status_code=200 if service.is_ready else 503)
-
-    @app.get("/metrics")
-    async def numbers(request: Request) -> Response:
-        """Answer with the server's metrics, for Prometheus. Where API keys exist, an administrator's key is needed."""
-        if not caller_of(service, request).is_admin:
-            raise ApiError(403, "metrics need an administrator's key")
-        await metrics.read_engine()
-        text, content_type = metrics.exposition(request.headers.get("accept", ""))
-        return Response(text, media_type=content_type)
-
-    @app.get("/version")
-    async def own_version() -> Response:
-        return json_response({"version": app.version})
 
 
 def _describe(app: FastAPI) -> None:

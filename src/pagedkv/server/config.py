@@ -7,7 +7,7 @@ vllm#53347). The file of keys is described in :mod:`pagedkv.api_keys`.
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias, final
@@ -29,6 +29,8 @@ class ServerConfig:
 
     Args:
         model_name: the model's name for clients; requests that name another one are refused.
+        aliases: further names of the model, which requests may give as well.
+        root_path: path before all paths here, where a proxy serves them, such as /llm.
         max_body_nbytes: the largest body of a request, in bytes.
         max_header_nbytes: the largest header section of a request, request line included, in bytes; else its
             connection ends with 431.
@@ -55,6 +57,8 @@ class ServerConfig:
     """
 
     model_name: str
+    aliases: tuple[str, ...] = ()
+    root_path: str = ""
     max_body_nbytes: int = 32 * MIB
     max_header_nbytes: int = 64 * 2**10
     max_headers: int = 256
@@ -76,6 +80,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model_name, str) or not self.model_name:
             raise ConfigurationError(f"model_name must be a text with at least one character, got {self.model_name!r}")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ConfigurationError(f"root_path must begin with / and not end with it, got {self.root_path!r}")
         for name in (
             "max_body_nbytes",
             "max_header_nbytes",
@@ -186,14 +192,38 @@ class ApiKeys:
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """Find the caller by ``Authorization: Bearer KEY`` or ``x-api-key: KEY``."""
-        key = _key_of(headers)
-        if key is None:
-            raise ApiError(401, "there is no API key: send Authorization: Bearer KEY, or x-api-key: KEY")
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        for known, caller in self._callers.items():
-            if hmac.compare_digest(known, digest):
-                return caller
-        raise ApiError(401, "the API key is not one of this server's", code="invalid_api_key")
+        return _caller_of(headers, self._callers)
+
+
+@final
+class SharedKeys:
+    """API keys whose holders are not told apart: they share one cache, and each is an administrator.
+
+    Args:
+        keys: the keys, at least one.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        everyone = Caller(None, is_admin=True)
+        self._callers = {hashlib.sha256(key.encode()).hexdigest(): everyone for key in keys if key}
+        if not self._callers:
+            raise ConfigurationError("no API key is given, so every request would be refused: give at least one")
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """Require one of the keys, as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``."""
+        return _caller_of(headers, self._callers)
+
+
+def _caller_of(headers: Mapping[str, str], callers: Mapping[str, Caller]) -> Caller:
+    """Find a caller by the digest of its key. Raises ApiError."""
+    key = _key_of(headers)
+    if key is None:
+        raise ApiError(401, "there is no API key: send Authorization: Bearer KEY, or x-api-key: KEY")
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    for known, caller in callers.items():
+        if hmac.compare_digest(known, digest):
+            return caller
+    raise ApiError(401, "the API key is not one of this server's", code="invalid_api_key")
 
 
 def _key_of(headers: Mapping[str, str]) -> str | None:

@@ -194,6 +194,10 @@ class ServedEngine(Protocol):
         """Read the engine's current numbers; after the engine has ended, return the last ones."""
         ...
 
+    async def reset_prefix_cache(self) -> None:
+        """Drop every cached block between two steps. Raises EngineError; ApiError: this engine cannot."""
+        ...
+
     async def stop(self) -> None:
         """End all requests, and the engine."""
         ...
@@ -261,6 +265,10 @@ class LocalEngine:
         with suppress(EngineError):
             self.last_numbers = await self.between_steps(EngineNumbers.of)
         return self.last_numbers
+
+    async def reset_prefix_cache(self) -> None:
+        """Drop every cached block between two steps. Raises EngineError."""
+        await self.running.reset_prefix_cache()
 
     async def stop(self) -> None:
         """End the engine's thread, and all requests under way."""

@@ -187,7 +187,8 @@ def add_error_answers(app: FastAPI, note_refused: Callable[[ApiError], None]) ->
     def answer(request: Request, problem: ApiError) -> Response:
         if problem.is_refusal:
             note_refused(problem)
-        is_anthropic = request.url.path.startswith("/v1/messages")
+        path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+        is_anthropic = path.startswith("/v1/messages")
         body = problem.as_anthropic() if is_anthropic else problem.as_openai()
         return json_response(body, problem.status, problem.headers)
 

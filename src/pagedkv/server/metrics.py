@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import inf
-from typing import Final, final
+from typing import Final, final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -18,13 +18,18 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from pagedkv.connections import SlowCause
-from pagedkv.engine import RequestOutput, StepRecord
-from pagedkv.server.http import ApiError
+from pagedkv.contract.answers import MissCause
+from pagedkv.engine import RequestOutput, SamplingParams, StepRecord
+from pagedkv.engine.outputs import FinishReason
+from pagedkv.server.http import REASONS, ApiError
 from pagedkv.server.service import Served, Service
 from pagedkv.tiers import BreakerState
 
 LABELS: Final = ("model_name", "engine")
 QUEUE_FULL: Final = 429
+FULL: Final = "max_num_queued_reqs"
+SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
+"""Where tokens of prompts come from, in vLLM's words: computed, cached on the device, brought by tiers."""
 FIRST_TOKEN_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -54,6 +59,9 @@ TOKEN_S: Final = (
     40.0,
     80.0,
 )
+STEP_TOKENS: Final = (1.0, *(float(2**power) for power in range(3, 15)))
+PREEMPTIONS: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
+COUNTS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 TOKENS: Final = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5))
 
 
@@ -130,6 +138,7 @@ class Metrics:
         self._hits = self._counter("vllm:prefix_cache_hits", "Tokens of prompts found in the prefix cache.")
         self._generated = self._counter("vllm:generation_tokens", "Tokens of answers.")
         self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of running requests.")
+        self._sources = self._counter("vllm:prompt_tokens_by_source", "Tokens of prompts, by where from.", "source")
         self._ended = self._counter("vllm:request_success", "Answers, by finish reason.", "finished_reason")
         self._recomputed = self._counter("pagedkv:recomputed_tokens", "Tokens computed again after a preemption.")
         self._missed = self._counter("pagedkv:prefix_cache_missed_tokens", "Tokens that missed, by cause.", "cause")
@@ -157,6 +166,41 @@ class Metrics:
         self._token = self._histogram("vllm:request_time_per_output_token_seconds", TOKEN_S)
         self._prompt_sizes = self._histogram("vllm:request_prompt_tokens", TOKENS)
         self._answer_sizes = self._histogram("vllm:request_generation_tokens", TOKENS)
+        self._longest_answers = self._histogram("vllm:request_max_num_generation_tokens", TOKENS)
+        self._computed_sizes = self._histogram("vllm:request_prefill_kv_computed_tokens", TOKENS)
+        self._limits = self._histogram("vllm:request_params_max_tokens", TOKENS)
+        self._num_answers = self._histogram("vllm:request_params_n", COUNTS)
+        self._preempted = self._histogram("vllm:request_num_preemptions", PREEMPTIONS)
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", WHOLE_S)
+        self._decode = self._histogram("vllm:request_decode_time_seconds", WHOLE_S)
+        self._inference = self._histogram("vllm:request_inference_time_seconds", WHOLE_S)
+        self._step_tokens = self._histogram("vllm:iteration_tokens_total", STEP_TOKENS)
+        self._info = Gauge(
+            "vllm:cache_config_info",
+            "1, with the engine's settings of its cache.",
+            (*LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+            registry=self._registry,
+        )
+        self._begin_with_zero()
+
+    def _begin_with_zero(self) -> None:
+        """Let each counter and histogram exist from the start, with each label that is known."""
+        labelled: tuple[tuple[Counter, Sequence[str]], ...] = (
+            (self._sources, SOURCES),
+            (self._ended, get_args(FinishReason)),
+            (self._missed, [cause.value for cause in MissCause]),
+            (self._errors, ("500", "501", "503", "504")),
+            (self._refusals, sorted(set(REASONS.values()))),
+            (self._rejections, (FULL,)),
+            (self._leases, ("taken", "refused")),
+            (self._slow, get_args(SlowCause)),
+        )
+        for counter, values in labelled:
+            for value in values:
+                counter.labels(*self._labels, value)
+        for each in vars(self).values():
+            if isinstance(each, Counter | Histogram) and tuple(each._labelnames) == LABELS:  # noqa: SLF001 - it has no other list
+                each.labels(*self._labels)
 
     def served(self, served: Served) -> None:
         """Count a request that has ended."""
@@ -169,6 +213,7 @@ class Metrics:
         for output in served.outputs:
             if output.queue_seconds is not None:  # the request was admitted
                 self._count(output)
+                self._count_wishes(served.request.params)
             if output.first_token_seconds is not None:  # its prompt was computed, and each breakpoint leased or refused
                 num_taken = sum(map(bool, output.breakpoint_tokens))
                 self._leases.labels(*self._labels, "taken").inc(num_taken)
@@ -178,7 +223,7 @@ class Metrics:
         """Count a request that was refused before the engine computed anything for it."""
         self._refusals.labels(*self._labels, problem.reason).inc()
         if problem.status == QUEUE_FULL:
-            self._rejections.labels(*self._labels, "max_num_queued_reqs").inc()
+            self._rejections.labels(*self._labels, FULL).inc()
 
     def slowed(self, cause: SlowCause) -> None:
         """Count a connection that was ended because its client was too slow."""
@@ -187,6 +232,7 @@ class Metrics:
     def stepped(self, record: StepRecord) -> None:
         """Count a step, in the engine's thread. O(1)."""
         self._steps.labels(*self._labels).inc()
+        self._step_tokens.labels(*self._labels).observe(record.num_prefilled + record.num_decoded)
         self._gaps.note(self._clock(), record.num_decoded)
         num_preempted = record.num_swapped_out + record.num_recomputed
         if num_preempted:
@@ -222,17 +268,34 @@ class Metrics:
             self._tier_hits.labels(*labels, medium).inc(num_tokens)
         for note in output.tier_notes:
             self._tier_tokens.labels(*labels, note.tier, note.cause.value).inc(note.end - note.start)
+        loaded = sum(output.num_loaded_tokens.values())
+        cached = output.num_cached_tokens
+        for source, amount in zip(SOURCES, (length - cached, max(0, cached - loaded), loaded), strict=True):
+            self._sources.labels(*labels, source).inc(amount)
         self._prompt_sizes.labels(*labels).observe(length)
+        self._preempted.labels(*labels).observe(output.num_preemptions)
+        self._computed_sizes.labels(*labels).observe(length - cached)
+        self._longest_answers.labels(*labels).observe(max(len(each.token_ids) for each in output.completions))
         for completion in output.completions:
             self._generated.labels(*labels).inc(len(completion.token_ids))
             self._answer_sizes.labels(*labels).observe(len(completion.token_ids))
             self._ended.labels(*labels, completion.finish_reason or "aborted").inc()
         self._time(output)
 
+    def _count_wishes(self, params: SamplingParams) -> None:
+        self._num_answers.labels(*self._labels).observe(params.n)
+        if params.max_tokens is not None:
+            self._limits.labels(*self._labels).observe(params.max_tokens)
+
     def _time(self, output: RequestOutput) -> None:
         first, whole, labels = output.first_token_seconds, output.total_seconds, self._labels
-        if output.queue_seconds is not None:
-            self._queue.labels(*labels).observe(output.queue_seconds)
+        queued = output.queue_seconds
+        if queued is not None:
+            self._queue.labels(*labels).observe(queued)
+        if queued is not None and first is not None and whole is not None:
+            self._prefill.labels(*labels).observe(max(0.0, first - queued))
+            self._decode.labels(*labels).observe(whole - first)
+            self._inference.labels(*labels).observe(max(0.0, whole - queued))
         if first is not None:
             self._first_token.labels(*labels).observe(first)
         if whole is not None:
@@ -244,6 +307,9 @@ class Metrics:
     async def read_engine(self) -> None:
         """Read the engine's numbers; after the engine has ended, keep the last ones."""
         self._now = await self._service.engine.numbers()
+        facts = self._service.engine.facts
+        self._info.clear()
+        self._info.labels(*self._labels, str(facts.block_size), str(self._now.num_blocks), str(facts.is_caching)).set(1)
         self._evictions.labels(*self._labels).inc(self._now.num_evictions - self._num_evictions)
         self._num_evictions = self._now.num_evictions
         for tier in self._now.tiers:
@@ -270,6 +336,14 @@ class Metrics:
         for name, what, read in gauges:
             gauge = Gauge(name, what, LABELS, registry=self._registry)
             gauge.labels(*self._labels).set_function(read)
+        by_reason = Gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Waiting requests, by what for: here always capacity.",
+            (*LABELS, "reason"),
+            registry=self._registry,
+        )
+        by_reason.labels(*self._labels, "capacity").set_function(lambda: self._now.num_waiting)
+        by_reason.labels(*self._labels, "deferred").set(0)
 
     def _tier_gauge(self, name: str, what: str) -> Gauge:
         return Gauge(name, what, (*LABELS, "tier"), registry=self._registry)

@@ -4,7 +4,7 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, final
 
 import uvicorn
@@ -72,6 +72,7 @@ def run(  # noqa: PLR0913 - the address, and what a command knows of it, by keyw
     host: str,
     port: int,
     sockets: list[socket.socket] | None = None,
+    encryption: Mapping[str, object] | None = None,
     on_started: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; a second one ends at once.
@@ -81,6 +82,7 @@ def run(  # noqa: PLR0913 - the address, and what a command knows of it, by keyw
         service: what it serves.
         host, port: the address.
         sockets: bound to the address (:func:`pagedkv.listening.bound`), and closed here; None: they are bound here.
+        encryption: uvicorn's options of TLS, such as ``ssl_certfile``; None: connections are not encrypted.
         on_started: called once, when the server listens.
 
     Raises:
@@ -88,7 +90,7 @@ def run(  # noqa: PLR0913 - the address, and what a command knows of it, by keyw
         EngineError: the engine has ended by itself, and ``outlives_engine`` is not set.
     """
     bound_sockets = bound(host, port) if sockets is None else sockets
-    config = uvicorn_config(app, service.config, service.note_slow, host=host, port=port)
+    config = uvicorn_config(app, service.config, service.note_slow, host=host, port=port, **(encryption or {}))
     server = DrainingServer(config, service, on_started)
     try:
         with ended_by_signals():

@@ -142,7 +142,7 @@ class Service:
 
     def require_model(self, name: object) -> None:
         """Refuse a request for another model. Raises ApiError."""
-        if name is not None and name != self.config.model_name:
+        if name is not None and name != self.config.model_name and name not in self.config.aliases:
             raise ApiError(
                 404,
                 f"there is no model {str(name)[:100]!r} here: this server has {self.config.model_name!r}",

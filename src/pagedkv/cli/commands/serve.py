@@ -3,7 +3,9 @@
 ``pagedkv new-key``: an API key of a tenant, and its entry for ``--api-keys``.
 """
 
+import ssl
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, cast
 
@@ -32,6 +34,45 @@ SERVER: Final = "Server"
 CLUSTER: Final = "Replicas"
 
 
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """Where clients reach the server, as uvicorn's options."""
+
+    root_path: Annotated[str, option("PATH", "Path before all paths, of a proxy: /llm.", panel=SERVER)] = ""
+    ssl_keyfile: Annotated[Path | None, option("FILE", "Key of the certificate, for https.", panel=SERVER)] = None
+    ssl_certfile: Annotated[Path | None, option("FILE", "Certificate, for https.", panel=SERVER)] = None
+    ssl_keyfile_password: Annotated[str | None, option("TEXT", "Password of --ssl-keyfile.", panel=SERVER)] = None
+    ssl_ca_certs: Annotated[
+        Path | None, option("FILE", "Certificates of those who sign clients' certificates.", panel=SERVER)
+    ] = None
+    ssl_cert_reqs: Annotated[
+        int, option("N", "Clients' certificates: 0 none, 1 optional, 2 required.", panel=SERVER)
+    ] = 0
+
+    def encryption(self) -> dict[str, object]:
+        """Return uvicorn's options of TLS; empty without a certificate. Raises ConfigurationError."""
+        if self.ssl_certfile is None:
+            if self.ssl_keyfile is not None or self.ssl_ca_certs is not None or self.ssl_cert_reqs:
+                raise ConfigurationError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
+            return {}
+        if self.ssl_cert_reqs not in {0, 1, 2}:
+            raise ConfigurationError(f"--ssl-cert-reqs must be 0, 1 or 2, got {self.ssl_cert_reqs}")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password or "")
+            if self.ssl_ca_certs is not None:
+                context.load_verify_locations(self.ssl_ca_certs)
+        except OSError as problem:
+            raise ConfigurationError(f"--ssl-certfile {self.ssl_certfile} cannot be used: {problem}") from problem
+        return {
+            "ssl_certfile": self.ssl_certfile,
+            "ssl_keyfile": self.ssl_keyfile,
+            "ssl_keyfile_password": self.ssl_keyfile_password,
+            "ssl_ca_certs": self.ssl_ca_certs,
+            "ssl_cert_reqs": self.ssl_cert_reqs,
+        }
+
+
 @command
 def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is checked where it is said
     model: Annotated[
@@ -43,7 +84,17 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     host: Annotated[str, option("ADDRESS", "Address to listen at.", panel=SERVER)] = ("127.0.0.1"),
     port: Annotated[int, option("N", "Port to listen at.", panel=SERVER)] = 8000,
     name: Annotated[str | None, option("TEXT", "The model's name for clients. Default: MODEL's.", panel=SERVER)] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        option("TEXT", "As --name; may be repeated: requests may give any of them.", panel=SERVER),
+    ] = None,
+    chat_template: Annotated[
+        Path | None, option("FILE", "Chat template, in place of the model's own.", panel=SERVER)
+    ] = None,
     api_keys: Annotated[Path | None, option("FILE", "API keys and their tenants, as TOML.", panel=SERVER)] = None,
+    api_key: Annotated[
+        list[str] | None, option("KEY", "A key that everybody shares; may be repeated.", panel=SERVER)
+    ] = None,
     without_keys: Annotated[bool, flag("Serve other machines although there are no API keys.", panel=SERVER)] = False,
     cors_origin: Annotated[
         list[str] | None,
@@ -84,6 +135,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     dtype: Annotated[str, option("TYPE", "float32, bfloat16, float16, auto.")] = "float32",
     device: Annotated[str, option("NAME", "cpu, cuda, cuda:N; auto: a GPU where there is one.")] = "auto",
     engine: EngineOptions,
+    web: WebOptions,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached prefixes.
 
@@ -117,7 +169,12 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
             "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
         )
     _require_usable(engine, api_keys, request_log)
-    if api_keys is None and not without_keys:
+    encryption = web.encryption()
+    if api_keys is not None and api_key:
+        raise ConfigurationError(
+            "--api-key and --api-keys are both given: callers have tenants, or share all; give one"
+        )
+    if api_keys is None and not api_key and not without_keys:
         _require_loopback(host)
     routed = cast("Routing", as_choice(routing, ROUTINGS, "--routing"))
     for folder in (model, engine.draft_model):
@@ -133,10 +190,13 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
         from pagedkv.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
 
     compat.be_silent()
+    names = [*([name] if name else []), *(served_model_name or ())] or [Path(model).name]
     has_defaults = as_choice(generation_config, ("auto", "none"), "--generation-config") == "auto" and model != DEMO
     defaults = compat.sampling_defaults(model) if has_defaults else {}
     config = ServerConfig(
-        name or Path(model).name,
+        names[0],
+        aliases=tuple(names[1:]),
+        root_path=web.root_path,
         max_body_nbytes=max_body_nbytes,
         max_waiting=max_waiting,
         deadline_s=deadline,
@@ -148,7 +208,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
         sampling_defaults=defaults,
     )
     engine_config = engine.config(_default_memory(model, usable_device(device), replicas, gpus_each))
-    access = server_building.access(api_keys)
+    access = server_building.access(api_keys, api_key or ())
     events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
         server_building.Serving(
@@ -161,6 +221,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
             engine.draft_model,
             device,
             has_own_process=not one_process,
+            chat_template=None if chat_template is None else _read_template(chat_template),
         ),
         server_building.Replicas(replicas, routed, ray, gpus_each),
         inspects=inspect or inspect_texts,
@@ -172,7 +233,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
         with working(f"Loading {model}"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
             application, service = serving.enter_context(parts)
         serving.enter_context(server_building.log_requests(service, request_log, writes_tokens=log_tokens))
-        address = f"http://{host}:{sockets[0].getsockname()[1]}"
+        address = f"{'https' if encryption else 'http'}://{host}:{sockets[0].getsockname()[1]}"
 
         shows = inspect or inspect_texts or replicas > 1
         try:
@@ -182,6 +243,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
                 host=host,
                 port=port,
                 sockets=sockets,
+                encryption=encryption,
                 on_started=lambda: tell(service, address, inspects=shows),
             )
         except EngineError as problem:
@@ -229,6 +291,14 @@ def _require_loopback(host: str) -> None:
             f"--host {host} can be reached from other machines, and there are no API keys: give --api-keys, or "
             "--without-keys to serve everyone"
         )
+
+
+def _read_template(path: Path) -> str:
+    """Read a chat template. Raises ConfigurationError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigurationError(f"--chat-template {path} cannot be read: {problem}") from problem
 
 
 def _require_usable(engine: EngineOptions, api_keys: Path | None, request_log: Path | None) -> None:

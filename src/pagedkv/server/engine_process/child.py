@@ -13,7 +13,7 @@ from typing import Any, Final, assert_never, final
 
 import torch
 
-from pagedkv.engine import StepRecord
+from pagedkv.engine import LLM, StepRecord
 from pagedkv.engine.answer_stream import OutletClosedError, StreamMessage
 from pagedkv.errors import EngineError, PagedKVError
 from pagedkv.probe import compat
@@ -32,6 +32,7 @@ from pagedkv.server.engine_process.messages import (
     NotBuilt,
     ProcessSpec,
     ReadNumbers,
+    ResetPrefixCache,
     SubmitRequest,
     packed,
 )
@@ -181,6 +182,9 @@ class EngineChild:
             case ReadNumbers():
                 with suppress(EngineError):  # the engine has ended, and this process ends soon
                     self.engine.call_soon(EngineNumbers.of).add_done_callback(self._send_numbers)
+            case ResetPrefixCache():
+                with suppress(EngineError):
+                    self.engine.call_soon(LLM.reset_prefix_cache)
             case _:
                 assert_never(command)
 

@@ -310,7 +310,12 @@ class ReadNumbers:
     """Send the engine's numbers, as :class:`NewNumbers`."""
 
 
-Command: TypeAlias = Begin | SubmitRequest | EndRequest | ReadNumbers
+@dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Drop every cached block, before numbers that are asked for later are read."""
+
+
+Command: TypeAlias = Begin | SubmitRequest | EndRequest | ReadNumbers | ResetPrefixCache
 # News from the engine's process
 
 

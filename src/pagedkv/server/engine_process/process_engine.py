@@ -28,6 +28,7 @@ from pagedkv.server.engine_process.messages import (
     NotBuilt,
     ProcessSpec,
     ReadNumbers,
+    ResetPrefixCache,
     SubmitRequest,
     unpacked,
 )
@@ -161,6 +162,14 @@ class ProcessEngine:
             self._send(ReadNumbers())
             await reader
         return self.last_numbers
+
+    async def reset_prefix_cache(self) -> None:
+        """Drop every cached block between two steps. Raises EngineError if the engine has ended."""
+        if self.is_alive:
+            self._send(ResetPrefixCache())
+            await self.numbers()  # read behind the reset
+        if not self.is_alive:
+            raise EngineError("the engine's process has not been started, or has ended")
 
     async def stop(self) -> None:
         """End all requests, the engine and its process."""

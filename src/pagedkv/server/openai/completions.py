@@ -358,10 +358,10 @@ def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
     return {"prompt": service.decode(body.tokens, keeps_special=True)}
 
 
-def model_card(service: Service) -> dict[str, Any]:
-    """Describe the model."""
+def model_card(service: Service, name: str) -> dict[str, Any]:
+    """Describe the model under one of its names."""
     return {
-        "id": service.config.model_name,
+        "id": name,
         "object": "model",
         "created": service.created_s,
         "owned_by": "pagedkv",
@@ -370,5 +370,6 @@ def model_card(service: Service) -> dict[str, Any]:
 
 
 def models(service: Service) -> dict[str, Any]:
-    """List the models: the one that is served."""
-    return {"object": "list", "data": [model_card(service)]}
+    """List the model that is served, under each of its names."""
+    names = (service.config.model_name, *service.config.aliases)
+    return {"object": "list", "data": [model_card(service, name) for name in names]}
