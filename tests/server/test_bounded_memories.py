@@ -35,14 +35,14 @@ def test_messages_that_came_first_are_dropped_first() -> None:
 
 
 def test_a_stored_response_is_found_by_its_tenant_alone() -> None:
-    stored = StoredResponses(40)
+    stored = StoredResponses(60)
     message = [{"role": "user", "content": "x"}]
-    stored.keep(ONE, "a", message)
-    assert stored.find(ONE, "a") == message
+    stored.keep(ONE, message, {"id": "a"})
+    assert stored.find(ONE, "a").messages == message
     with pytest.raises(ApiError, match="'a'"):
         stored.find(OTHER, "a")
-    stored.keep(ONE, "b", message)
-    assert stored.find(ONE, "b") == message
+    stored.keep(ONE, message, {"id": "b"})
+    assert stored.find(ONE, "b").messages == message
     with pytest.raises(ApiError, match="dropped"):
         stored.find(ONE, "a")
 

@@ -8,7 +8,9 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from pagedkv.server import Served
+from pagedkv.server import ApiError, Caller, Served
+from pagedkv.server.openai.response_items import ResponseTools
+from pagedkv.server.openai.responses import StoredResponses
 from tests.server.conftest import Running
 from tests.server.serving import call_text
 
@@ -175,6 +177,116 @@ def test_a_forced_call_is_one(client: Client) -> None:
     assert (item.name, json.loads(item.arguments)) == ("paint", {"a": 1})
 
 
+SEARCH: dict[str, Any] = {"type": "web_search"}
+GROUP: dict[str, Any] = {"type": "namespace", "name": "sky", "description": "", "tools": [WEATHER]}
+PATCH: dict[str, Any] = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Changes files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+PATCHED = 'line "one"\nline é𝄞\\n'
+
+
+def test_calls_of_grouped_and_custom_tools_are_told_as_the_client_names_them(server: Running, client: Client) -> None:
+    calls = call_text("sky__weather", {"city": "Ulm"}) + call_text("apply_patch", {"input": PATCHED})
+    server.script.write("change the files", calls)
+    given = {"tools": [SEARCH, GROUP, PATCH]}
+    response = ask(client, "change the files", **given)
+    grouped, custom = response.output
+    assert grouped.type == "function_call"
+    assert (grouped.name, grouped.to_dict()["namespace"]) == ("weather", "sky")
+    assert json.loads(grouped.arguments) == {"city": "Ulm"}
+    assert (custom.type, custom.name, custom.input) == ("custom_tool_call", "apply_patch", PATCHED)
+    events = list(client.responses.create(model="small", input="change the files", stream=True, **given))
+    texts = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert len(texts) > 3
+    assert "".join(texts) == PATCHED
+    assert [event.input for event in events if event.type == "response.custom_tool_call_input.done"] == [PATCHED]
+    again = [{"role": "user", "content": "change the files"}, *(each.to_dict() for each in response.output)]
+    outputs = [
+        {"type": "function_call_output", "call_id": grouped.call_id, "output": "sun"},
+        {"type": "custom_tool_call_output", "call_id": custom.call_id, "output": "done"},
+    ]
+    next_turn = ask(client, [*again, *outputs], **given)
+    assert next_turn.usage is not None
+    assert response.usage is not None
+    first = response.usage.input_tokens + response.usage.output_tokens
+    assert next_turn.usage.input_tokens_details.cached_tokens >= first // BLOCK_SIZE * BLOCK_SIZE - BLOCK_SIZE
+
+
+def test_the_model_sees_functions_and_the_grammar(client: Client) -> None:
+    tools = ResponseTools([SEARCH, WEATHER, GROUP, PATCH])
+    assert [each["function"]["name"] for each in tools.functions] == ["weather", "sky__weather", "apply_patch"]
+    assert "The text follows this lark grammar:\nstart: /.+/" in tools.functions[-1]["function"]["description"]
+    assert tools.choice({"type": "custom", "name": "apply_patch"}) == {"type": "function", "name": "apply_patch"}
+    assert tools.choice({"type": "function", "name": "weather"}) == {"type": "function", "name": "weather"}
+    assert ResponseTools([GROUP]).choice({"type": "function", "name": "weather"}) == {
+        "type": "function",
+        "name": "sky__weather",
+    }
+    response = ask(
+        client, "forced", tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"}, max_output_tokens=200
+    )
+    assert response.output[0].type == "custom_tool_call"
+
+
+def test_a_stored_response_is_read_and_deleted_by_its_tenant(client: Client, server: Running) -> None:
+    server.script.write("keep this", "kept")
+    response = ask(client, "keep this")
+    assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
+    with pytest.raises(openai.BadRequestError, match="in the background can be cancelled"):
+        client.responses.cancel(response.id)
+    client.responses.delete(response.id)
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            call(response.id)
+    stored, ours, others = StoredResponses(), Caller("a"), Caller("b")
+    stored.keep(ours, [], {"id": "resp_1"})
+    with pytest.raises(ApiError, match="there is no response"):
+        stored.find(others, "resp_1")
+    with pytest.raises(ApiError, match="there is no response"):
+        stored.delete(others, "resp_1")
+    assert stored.find(ours, "resp_1").response == {"id": "resp_1"}
+
+
+def test_stored_responses_are_bounded() -> None:
+    stored, caller = StoredResponses(1000), Caller(None)
+    for number in range(50):
+        stored.keep(caller, [{"role": "user", "content": "x" * 100}], {"id": f"resp_{number}"})
+    assert stored.find(caller, "resp_49").messages
+    with pytest.raises(ApiError):
+        stored.find(caller, "resp_40")
+    stored.delete(caller, "resp_49")
+    stored.keep(caller, [], {"id": "resp_x"})
+    assert stored.find(caller, "resp_48").messages
+
+
+def test_the_input_is_counted(client: Client) -> None:
+    given = {"model": "small", "input": "count me", "instructions": "Be brief.", "tools": [WEATHER, GROUP]}
+    counted = client.responses.input_tokens.count(**given)
+    response = ask(client, "count me", instructions="Be brief.", tools=[WEATHER, GROUP], max_output_tokens=1)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens > 20
+
+
+def test_log_probabilities_are_those_of_the_text(server: Running, client: Client) -> None:
+    server.script.write("think of é", "<think>é é</think>é x" + call_text("weather", {"city": "é x"}))
+    given = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": [WEATHER]}
+    response = ask(client, "think of é", **given)
+    assert response.top_logprobs == 2
+    (part,) = [part for item in response.output if item.type == "message" for part in item.content]
+    assert b"".join(bytes(each.bytes) for each in part.logprobs) == "é x".encode()
+    assert [len(each.top_logprobs) for each in part.logprobs] == [2] * 4
+
+    (done,) = [
+        event
+        for event in client.responses.create(model="small", input="think of é", stream=True, **given)
+        if event.type == "response.output_text.done"
+    ]
+    assert [each.logprob for each in done.logprobs] == pytest.approx([each.logprob for each in part.logprobs], abs=1e-4)
+
+
 def test_breakpoints_become_leases(server: Running, client: Client) -> None:
     server.script.write("respond and keep", "yes")
     head, text = 1 + len("user\n"), "respond and keep " * 9
@@ -223,7 +335,10 @@ def test_breakpoints_become_leases(server: Running, client: Client) -> None:
         ({"input": [{"role": ["user"], "content": "x"}]}, openai.BadRequestError, "role"),
         ({"input": [{"role": "user", "content": [{"type": ["x"]}]}]}, openai.BadRequestError, "input_text"),
         ({"tools": [{"type": "function", "name": "x", "parameters": [1]}]}, openai.BadRequestError, "schema"),
-        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "does not run tools"),
+        ({"tools": [{"type": "crystal_ball"}]}, openai.BadRequestError, "crystal_ball"),
+        ({"tools": [{"type": "custom"}]}, openai.BadRequestError, "must have a name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, openai.BadRequestError, "no tools"),
+        ({"tool_choice": {"type": "web_search"}}, openai.BadRequestError, "of type function or custom"),
         ({"background": True}, openai.BadRequestError, "background"),
         ({"conversation": "conv_1"}, openai.BadRequestError, "conversations"),
         ({"prompt": {"id": "x"}}, openai.BadRequestError, "prompts"),
@@ -231,7 +346,7 @@ def test_breakpoints_become_leases(server: Running, client: Client) -> None:
         ({"tool_choice": "required"}, openai.BadRequestError, "no tools"),
         ({"text": {"format": {"type": "yaml"}}}, openai.BadRequestError, "format"),
         ({"temperature": 3}, openai.BadRequestError, "temperature"),
-        ({"top_logprobs": 3}, openai.BadRequestError, "top_logprobs"),
+        ({"top_logprobs": 21}, openai.BadRequestError, "top_logprobs"),
     ],
 )
 def test_what_cannot_be_served_is_refused(

@@ -33,7 +33,9 @@ from pagedkv.server.http import (
 from pagedkv.server.openai.answers import (
     ChatAnswer,
     CompletionAnswer,
+    DeletedResponse,
     Detokenized,
+    InputTokens,
     Model,
     ModelList,
     OpenAIError,
@@ -54,10 +56,14 @@ from pagedkv.server.openai.text_completions import complete_text
 from pagedkv.server.operators import Load, ResetCache, ServerInfo, add_operators
 from pagedkv.server.service import Service
 
+STORED: Final = "/v1/responses/{response_id}"
 ANSWERS: Final[Mapping[str, type]] = {
     "/v1/chat/completions": ChatAnswer,
     "/v1/completions": CompletionAnswer,
     "/v1/responses": ResponseAnswer,
+    "/v1/responses/input_tokens": InputTokens,
+    STORED: ResponseAnswer,
+    f"{STORED}/cancel": ResponseAnswer,
     "/v1/messages": MessageBody,
     "/v1/messages/count_tokens": TokenCount,
     "/v1/models": ModelList,
@@ -105,7 +111,7 @@ TRACE_HEADERS: Final = ("traceparent", "tracestate")
 def describe_answers(schema: dict[str, Any]) -> None:
     """Replace the responses that FastAPI assumes by this server's, in an OpenAPI document."""
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-    for answer in (*ANSWERS.values(), OpenAIError, AnthropicError):
+    for answer in (*ANSWERS.values(), DeletedResponse, OpenAIError, AnthropicError):
         described = TypeAdapter(answer).json_schema(ref_template=COMPONENTS, mode="serialization")
         schemas.update(described.pop("$defs", {}))
         schemas[answer.__name__] = described
@@ -113,6 +119,7 @@ def describe_answers(schema: dict[str, Any]) -> None:
     for path, responses in {**answers, **_plain_responses()}.items():
         for operation in schema["paths"][path].values():
             operation["responses"] = responses
+    schema["paths"][STORED]["delete"]["responses"] = _responses(STORED, DeletedResponse)
 
 
 def _responses(path: str, answer: type) -> dict[str, Any]:
@@ -181,6 +188,7 @@ def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
     add_error_answers(app, service.note_refused)
     add_operators(app, service, partial(caller_of, service))
     _add_openai(app, service)
+    _add_responses(app, service)
     _add_anthropic(app, service)
     _describe(app)
     return app
@@ -213,13 +221,6 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         caller = caller_of(service, request)
         return await complete_text(service, await _read(service, request, CompletionRequest), caller, request.receive)
 
-    responses = Responses(service)
-
-    @app.post("/v1/responses", openapi_extra=documented(ResponsesRequest))
-    async def create_response(request: Request) -> Response:
-        caller = caller_of(service, request)
-        return await responses.create(await _read(service, request, ResponsesRequest), caller, request.receive)
-
     @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
     async def tokenizing(request: Request) -> Response:
         caller = caller_of(service, request)
@@ -241,6 +242,33 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         caller_of(service, request)
         service.require_model(name)
         return json_response(model_card(service, name))
+
+
+def _add_responses(app: FastAPI, service: Service) -> None:
+    responses = Responses(service)
+
+    @app.post("/v1/responses", openapi_extra=documented(ResponsesRequest))
+    async def create_response(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await responses.create(await _read(service, request, ResponsesRequest), caller, request.receive)
+
+    @app.post("/v1/responses/input_tokens", openapi_extra=documented(ResponsesRequest))
+    async def count_input(request: Request) -> Response:
+        caller = caller_of(service, request)
+        body = await read_body(request, ResponsesRequest)
+        return json_response(await service.run_text_work(body.nbytes, partial(responses.count, body, caller)))
+
+    @app.get(STORED)
+    async def stored_response(request: Request, response_id: str) -> Response:
+        return json_response(responses.read(response_id, caller_of(service, request)))
+
+    @app.delete(STORED)
+    async def delete_response(request: Request, response_id: str) -> Response:
+        return json_response(responses.delete(response_id, caller_of(service, request)))
+
+    @app.post(f"{STORED}/cancel")
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        responses.cancel(response_id, caller_of(service, request))
 
 
 def _add_anthropic(app: FastAPI, service: Service) -> None:

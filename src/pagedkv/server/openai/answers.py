@@ -322,7 +322,7 @@ class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[Any]
+    logprobs: list[ChatToken]
 
 
 @with_config(CLOSED)
@@ -363,7 +363,20 @@ class CallItem(TypedDict):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: NotRequired[str]
     arguments: str
+    status: Literal["completed", "incomplete"]
+
+
+@with_config(CLOSED)
+class CustomCallItem(TypedDict):
+    """A call of a custom tool: a text in place of arguments."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
     status: Literal["completed", "incomplete"]
 
 
@@ -415,7 +428,7 @@ class ResponseAnswer(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[MessageItem | ReasoningItem | CallItem]
+    output: list[MessageItem | ReasoningItem | CallItem | CustomCallItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool
@@ -423,12 +436,30 @@ class ResponseAnswer(TypedDict):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage
     prompt_cache_key: NotRequired[str]
     prompt_cache_options: NotRequired[CacheOptionsAnswer]
     cache_leases_refused: NotRequired[int]
+
+
+@with_config(CLOSED)
+class DeletedResponse(TypedDict):
+    """The answer to deleting a response."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+@with_config(CLOSED)
+class InputTokens(TypedDict):
+    """The answer of ``/v1/responses/input_tokens``."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 @with_config(CLOSED)

@@ -1,193 +1,124 @@
 """``POST /v1/responses``: answers to items, whole or streamed. A request can continue a stored response by its id.
 
-Items become messages of chat completions, and a ResponseOutput turns an answer's parts into items, and into the events
-that build them::
-
-    message                 -> a message; an assistant's continues the assistant's message before it
-    function_call           -> a call of the assistant's message before it, or of a new one
-    function_call_output    -> a tool's message
-    reasoning               -> left out
+Items become messages of chat completions (:mod:`.response_items`), and a ResponseOutput turns an answer's parts into
+items, and into the events that build them. Stored responses can be read and deleted by those who made them. None runs
+in the background, so none can be cancelled.
 """
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, final
+from itertools import accumulate
+from typing import Any, Final, NoReturn, TypeAlias, final
 
 import msgspec
+from pydantic_core import from_json
 from starlette.responses import Response
 from starlette.types import Receive
 
+from pagedkv.engine import TokenLogprobs
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.server.http import ApiError, json_response
 from pagedkv.server.openai.answers import as_prompt_details
 from pagedkv.server.openai.completions import DEFAULT_TTL, as_generation_request
-from pagedkv.server.openai.requests import ChatRequest, DrawingFields, ResponsesRequest
+from pagedkv.server.openai.requests import ChatRequest, DrawingFields, ResponsesRequest, as_chat
+from pagedkv.server.openai.response_items import INPUT, Messages, ResponseTools, messages_of
+from pagedkv.server.openai.token_texts import TokenTexts
 from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
 from pagedkv.server.service import Exchange, Service, event, new_id
 
-Messages: TypeAlias = list[dict[str, Any]]
-ROLES: Final = ("assistant", "developer", "system", "user")
-MEDIA: Final = {"input_image": "images", "input_file": "files", "input_audio": "sound"}
+LOGPROBS: Final = "message.output_text.logprobs"
 DEFAULT_NBYTES: Final = 64 * 2**20
 
 Event: TypeAlias = dict[str, Any]
 
 
-@final
-class StoredResponses:
-    """Conversations, by the response that ended them; the oldest are dropped first.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A response that was stored.
 
     Args:
-        max_nbytes: most bytes of all conversations, as JSON.
+        messages: its conversation, with its answer; response: as it was sent.
+        nbytes: of both, as JSON.
+    """
+
+    messages: Messages
+    response: dict[str, Any]
+    nbytes: int
+
+
+@final
+class StoredResponses:
+    """Responses and their conversations; the oldest are dropped first.
+
+    Args:
+        max_nbytes: most bytes of all, as JSON.
     """
 
     def __init__(self, max_nbytes: int = DEFAULT_NBYTES) -> None:
         self._max_nbytes = max_nbytes
         self._nbytes = 0
-        self._by_response: OrderedDict[tuple[str | None, str], tuple[Messages, int]] = OrderedDict()
+        self._by_response: OrderedDict[tuple[str | None, str], Stored] = OrderedDict()
 
-    def keep(self, caller: Caller, response_id: str, messages: Messages) -> None:
-        """Keep a conversation. O(its text)."""
-        nbytes = len(json.dumps(messages))
-        self._by_response[caller.tenant, response_id] = messages, nbytes
+    def keep(self, caller: Caller, messages: Messages, response: dict[str, Any]) -> None:
+        """Keep a response. O(its text)."""
+        nbytes = len(json.dumps(messages)) + len(json.dumps(response))
+        self._by_response[caller.tenant, response["id"]] = Stored(messages, response, nbytes)
         self._nbytes += nbytes
         while self._nbytes > self._max_nbytes:
-            _, (_, dropped) = self._by_response.popitem(last=False)
-            self._nbytes -= dropped
+            _, dropped = self._by_response.popitem(last=False)
+            self._nbytes -= dropped.nbytes
 
-    def find(self, caller: Caller, response_id: str) -> Messages:
-        """Return the conversation that one of the caller's responses ended. Raises ApiError."""
+    def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Stored:
+        """Return one of the caller's responses. Raises ApiError.
+
+        Args:
+            caller: who asks.
+            response_id: identity of the response.
+            param: the field that has it.
+        """
         found = self._by_response.get((caller.tenant, response_id))
         if found is None:
             raise ApiError(
                 404,
-                f"there is no response {response_id!r} here: it was not stored, or has been dropped since. "
+                f"there is no response {response_id[:100]!r} here: it was not stored, or has been dropped since. "
                 "Send its conversation as input",
-                param="previous_response_id",
-                code="previous_response_not_found",
+                param=param,
+                code="previous_response_not_found" if param == "previous_response_id" else None,
             )
-        return found[0]
+        return found
 
-
-def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
-    """Turn items into messages of chat completions. Raises ApiError for items that are not served."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    messages: Messages = []
-    for place, item in enumerate(given):
-        where = f"input[{place}]"
-        match item.get("type", "message"):
-            case "message":
-                if item.get("role") not in ROLES:
-                    raise ApiError(400, f"the role of {where} must be one of {', '.join(ROLES)}", param=where)
-                _add_message(messages, item, f"{where}.content")
-            case "function_call":
-                _add_call(messages, item, where)
-            case "function_call_output":
-                content = _text(item.get("output"), f"{where}.output")
-                call_id = _required(item, "call_id", where)
-                messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-            case "reasoning":
-                pass
-            case other:
-                raise ApiError(
-                    400,
-                    f"{where} is of type {str(other)[:50]!r}; this server takes message, function_call, "
-                    "function_call_output and reasoning",
-                    param=where,
-                )
-    return messages
-
-
-def as_chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn tools into the form of chat completions. Raises ApiError for a tool that is not a function."""
-    for place, tool in enumerate(tools):
-        if (
-            tool.get("type") != "function"
-            or not isinstance(tool.get("name"), str)
-            or not isinstance(tool.get("parameters"), dict | None)
-        ):
-            raise ApiError(
-                400,
-                f"tools[{place}] must be a function with a name, its parameters a schema: "
-                "this server does not run tools itself",
-                param=f"tools[{place}]",
-            )
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description") or "",
-                "parameters": tool.get("parameters") or {},
-            },
-        }
-        for tool in tools
-    ]
-
-
-def _add_message(messages: Messages, item: Mapping[str, Any], where: str) -> None:
-    """Add a message. Items of one answer become one message, as a template writes it."""
-    role, parts = item["role"], item.get("content")
-    content = _text(parts, where)
-    if role == "assistant" and messages and messages[-1]["role"] == "assistant":
-        before = messages[-1]
-        messages[-1] = {**before, "content": "\n".join(filter(None, (before["content"], content)))}
-    elif role != "assistant" and isinstance(parts, list) and any("prompt_cache_breakpoint" in part for part in parts):
-        messages.append({"role": role, "content": [{**part, "type": "text"} for part in parts]})
-    else:
-        messages.append({"role": role, "content": content})
-
-
-def _add_call(messages: Messages, item: Mapping[str, Any], where: str) -> None:
-    function = {"name": _required(item, "name", where), "arguments": _required(item, "arguments", where)}
-    call = {"id": _required(item, "call_id", where), "type": "function", "function": function}
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    before = messages[-1]
-    messages[-1] = {**before, "tool_calls": [*before.get("tool_calls", ()), call]}
-
-
-def _text(content: object, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ApiError(400, f"{where} must be a text or parts", param=where)
-    texts: list[str] = []
-    for place, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind in MEDIA:
-            raise ApiError(400, f"{where}[{place}] has {MEDIA[kind]}, and this server takes text alone", param=where)
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            raise ApiError(400, f"{where}[{place}] must be a part of type input_text, with its text", param=where)
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _required(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise ApiError(400, f"{where}.{name} must be a text", param=where)
-    return value
+    def delete(self, caller: Caller, response_id: str) -> None:
+        """Drop one of the caller's responses. Raises ApiError."""
+        self._nbytes -= self.find(caller, response_id).nbytes
+        del self._by_response[caller.tenant, response_id]
 
 
 @final
 class ResponseOutput:
     """Builds the output of one answer. Its events have no sequence number yet.
 
+    Args:
+        tools: of the request.
+        texts: of tokens, for log-probabilities.
+
     Attributes:
         items: the items so far; an item is complete once it has ended.
         reasoning: the text of all reasoning.
+        logprobs: of all tokens so far, if they were requested.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tools: ResponseTools, texts: TokenTexts) -> None:
+        self._tools = tools
+        self._texts = texts
         self.items: list[dict[str, Any]] = []
         self.reasoning = ""
+        self.logprobs: list[TokenLogprobs] = []
+        self._told_to = 0
+        self._sent = ""
         self._is_open = False
         self._pieces: list[str] = []
 
@@ -212,10 +143,12 @@ class ResponseOutput:
                     yield self._delta("response.reasoning_text.delta", part.text, content_index=0)
                 case CallBegin():
                     yield from self.finish()
-                    item = {"id": new_id("fc_"), "type": "function_call", "call_id": part.call_id, "name": part.name}
-                    yield self._begin({**item, "arguments": ""})
+                    yield self._begin(self._call(part))
                 case CallArguments():
-                    yield self._delta("response.function_call_arguments.delta", part.text)
+                    if self._has_open("custom_tool_call"):
+                        yield from self._input(part.text)
+                    else:
+                        yield self._delta("response.function_call_arguments.delta", part.text)
                 case CallEnd():
                     yield from self.finish()
 
@@ -232,11 +165,15 @@ class ResponseOutput:
         if item["type"] == "function_call":
             item["arguments"] = text
             yield self._event("response.function_call_arguments.done", arguments=text, name=item["name"])
+        elif item["type"] == "custom_tool_call":
+            item["input"] = self._sent
+            yield self._event("response.custom_tool_call_input.done", input=self._sent)
         else:
             part = _content(item["type"], text)
             item["content"] = [part]
             if item["type"] == "message":
-                yield self._event("response.output_text.done", content_index=0, text=text, logprobs=[])
+                part["logprobs"] = logprobs = self._logprobs_of(text)
+                yield self._event("response.output_text.done", content_index=0, text=text, logprobs=logprobs)
             else:
                 yield self._event("response.reasoning_text.done", content_index=0, text=text)
             yield self._event("response.content_part.done", content_index=0, part=part)
@@ -244,6 +181,46 @@ class ResponseOutput:
         self._is_open = False
         self._pieces.clear()
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
+
+    def _call(self, part: CallBegin) -> dict[str, Any]:
+        """Return the item of a call that begins, in the form of the client's tool."""
+        name = self._tools.named(part.name)
+        self._sent = ""
+        if name.is_custom:
+            kind = {"id": new_id("ctc_"), "type": "custom_tool_call", "call_id": part.call_id}
+            return {**kind, "name": name.name, "input": ""}
+        group = {} if name.namespace is None else {"namespace": name.namespace}
+        kind = {"id": new_id("fc_"), "type": "function_call", "call_id": part.call_id}
+        return {**kind, "name": name.name, **group, "arguments": ""}
+
+    def _input(self, text: str) -> Iterator[Event]:
+        """Add arguments of a custom tool's call; yield the event of the text that is certain now. O(arguments)."""
+        self._pieces.append(text)
+        try:
+            so_far = from_json("".join(self._pieces), allow_partial="trailing-strings")
+        except ValueError:
+            return
+        whole = so_far.get(INPUT) if isinstance(so_far, dict) else None
+        if isinstance(whole, str) and len(whole) > len(self._sent) and whole.startswith(self._sent):
+            more, self._sent = whole[len(self._sent) :], whole
+            yield self._event("response.custom_tool_call_input.delta", delta=more)
+
+    def _logprobs_of(self, text: str) -> list[dict[str, Any]]:
+        """Return log-probabilities of a message's tokens: those of the answer's that its text lies in. O(answer)."""
+        if not self.logprobs:
+            return []
+        pieces = [self._texts.bytes_of(each.token_id) for each in self.logprobs]
+        whole, sought = b"".join(pieces), text.encode()
+        begin = whole.find(sought, self._told_to)
+        if begin < 0:
+            return []
+        end = self._told_to = begin + len(sought)
+        ends = list(accumulate(map(len, pieces)))
+        return [
+            self._texts.position(each)
+            for each, piece, at in zip(self.logprobs, pieces, ends, strict=True)
+            if at - len(piece) < end and at > begin
+        ]
 
     def _has_open(self, kind: str) -> bool:
         return self._is_open and self.items[-1]["type"] == kind
@@ -297,10 +274,7 @@ class Responses:
         service = self._service
         service.require_model(body.model)
         _refuse_unserved(body)
-        before = [] if body.previous_response_id is None else self._stored.find(caller, body.previous_response_id)
-        messages = [*before, *messages_of(body.input)]
-        if not messages:
-            raise ApiError(400, "input is empty: give a text or items", param="input")
+        messages = self._messages(body, caller)
         chat = as_chat_request(body, messages)
         for_chat = await service.run_text_work(body.nbytes, partial(as_generation_request, service, chat, caller))
         request = replace(for_chat, endpoint="/v1/responses", request_id=new_id("resp_"))
@@ -309,6 +283,37 @@ class Responses:
         if body.stream:
             return await exchange.streamed(answer.chunks, answer.failed)
         return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
+
+    def count(self, body: ResponsesRequest, caller: Caller) -> dict[str, Any]:
+        """Count the tokens of a request's prompt. Raises ApiError."""
+        self._service.require_model(body.model)
+        chat = as_chat_request(body, self._messages(body, caller))
+        prompt = self._service.chats.prepare(as_chat(chat), caller)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+
+    def read(self, response_id: str, caller: Caller) -> dict[str, Any]:
+        """Return a stored response. Raises ApiError."""
+        return self._stored.find(caller, response_id).response
+
+    def delete(self, response_id: str, caller: Caller) -> dict[str, Any]:
+        """Drop a stored response. Raises ApiError."""
+        self._stored.delete(caller, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    def cancel(self, response_id: str, caller: Caller) -> NoReturn:
+        """Refuse: a stored response has ended. Raises ApiError."""
+        self._stored.find(caller, response_id)
+        raise ApiError(400, "the response has ended: only one that is made in the background can be cancelled")
+
+    def _messages(self, body: ResponsesRequest, caller: Caller) -> Messages:
+        """Return a request's conversation, without its instructions. Raises ApiError."""
+        before: Messages = []
+        if body.previous_response_id is not None:
+            before = self._stored.find(caller, body.previous_response_id, "previous_response_id").messages
+        messages = [*before, *messages_of(body.input)]
+        if not messages:
+            raise ApiError(400, "input is empty: give a text or items", param="input")
+        return messages
 
 
 @final
@@ -336,13 +341,14 @@ class ResponseAnswer:
         self._request = request
         self._messages = messages
         self._stored = stored
-        self._output = ResponseOutput()
+        self._output = ResponseOutput(ResponseTools(body.tools or []), TokenTexts(service.tokenizer, request.decode))
         self._created_s = int(service.wall_clock())
         self._num_events = 0
 
     def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Write the response."""
         (answer,) = answers
+        self._output.logprobs += answer.logprobs or ()
         deque(self._output.add(answer.parts), maxlen=0)
         deque(self._output.finish(_status(answer)), maxlen=0)
         return self._ended(generation, answer)
@@ -354,6 +360,7 @@ class ResponseAnswer:
         yield self._encoded({"type": "response.in_progress", "response": begun})
         last: AnswerEvent | None = None
         async for last in generation.events():
+            self._output.logprobs += last.logprobs or ()
             for each in self._output.add(last.parts):
                 yield self._encoded(each)
         assert last is not None, "an answer without an end"
@@ -370,12 +377,12 @@ class ResponseAnswer:
         """Write the response of an answer that has ended, and store the conversation for later requests."""
         (message,) = messages_of(self._output.items) or [{"role": "assistant", "content": ""}]
         self._service.keep_answer(generation, 0, message)
-        if self._body.store is not False:
-            self._stored.keep(self._request.caller, self._request.request_id, [*self._messages, message])
         status = _status(answer)
         response = {**self._response(status), "usage": self._usage(generation), **generation.leases_refused}
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if self._body.store is not False:
+            self._stored.keep(self._request.caller, [*self._messages, message], response)
         return response
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -405,6 +412,7 @@ class ResponseAnswer:
             "text": {"format": {"type": "text"}, **(body.text or {})},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             **cache,
@@ -429,14 +437,18 @@ class ResponseAnswer:
 
 
 def as_chat_request(body: ResponsesRequest, messages: Messages) -> ChatRequest:
-    """Return the equivalent request for chat completions."""
+    """Return the equivalent request for chat completions. Raises ApiError."""
+    tools = ResponseTools(body.tools or [])
+    tells_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     return ChatRequest.model_validate(
         {
             **{name: getattr(body, name) for name in DrawingFields.model_fields},
             "messages": [*system, *messages],
-            "tools": as_chat_tools(body.tools or []) or None,
-            "tool_choice": body.tool_choice,
+            "tools": tools.functions or None,
+            "tool_choice": tools.choice(body.tool_choice),
+            "logprobs": tells_logprobs,
+            "top_logprobs": body.top_logprobs,
             "parallel_tool_calls": body.parallel_tool_calls,
             "max_completion_tokens": body.max_output_tokens,
             "reasoning_effort": body.reasoning and body.reasoning.effort,
@@ -461,12 +473,6 @@ def _refuse_unserved(body: ResponsesRequest) -> None:
         )
     if body.prompt is not None:
         raise ApiError(400, "this server does not keep prompts: give instructions and input", param="prompt")
-    if body.top_logprobs:
-        raise ApiError(
-            400, "log-probabilities are served by /v1/chat/completions: leave top_logprobs out", param="top_logprobs"
-        )
-    if any("logprobs" in each for each in body.include or ()):
-        raise ApiError(400, "log-probabilities are served by /v1/chat/completions: leave include out", param="include")
     if not isinstance((body.text or {}).get("format"), dict | None):
         raise ApiError(400, "text.format must be an object with a type", param="text")
 
