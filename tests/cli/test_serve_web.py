@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from pagedkv.cli.commands.serve import WebOptions
+from pagedkv.engine.demo.trained import load_demo_tokenizer
 from pagedkv.errors import ConfigurationError
 from pagedkv.server import SharedKeys
 from pagedkv.server.http import ApiError
@@ -32,7 +33,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     options = ("--port", 0, "--api-key", "one", "--api-key", "two", "--root-path", "/llm", "--chat-template", template)
     names = ("--served-model-name", "first", "--served-model-name", "second")
     encrypted = ("--ssl-certfile", CERTIFICATE, "--ssl-keyfile", TLS / "key.pem")
-    process = start("serve", *options, *names, *encrypted)
+    process = start("serve", "--demo", "chat", *options, *names, *encrypted)
     assert process.stderr is not None
     told = (line.decode() for line in process.stderr)
     try:
@@ -92,6 +93,22 @@ def test_a_reset_drops_what_is_cached(client: httpx.Client) -> None:
     assert cached() > 0
     assert client.post("/reset_prefix_cache").json() == {"success": True}
     assert cached() == 0
+
+
+def test_the_demonstration_can_be_benchmarked(client: httpx.Client) -> None:
+    assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 32_768
+    wish = {"prompt": "Any text, again. " * 800, "max_tokens": 32, "ignore_eos": True}
+    usage = ask(client, "/v1/completions", **wish)["usage"]
+    assert usage["prompt_tokens"] > 1024
+    assert usage["completion_tokens"] == 32
+    known = ask(client, "/v1/completions", prompt=FACTS, max_tokens=2, temperature=0)["choices"][0]["text"]
+    assert known.split() == ["locker", "7."]
+    messages = [{"role": "user", "content": "Write a poem."}, {"role": "assistant", "content": "No."}]
+    plain = load_demo_tokenizer(is_chat=True)
+    assert plain.apply_chat_template(messages, tokenize=False) == "<bos> Write a poem. No."
+    told = load_demo_tokenizer().apply_chat_template
+    with pytest.raises(Exception, match="knows where things are"):
+        told(messages, tokenize=False)
 
 
 def test_operators_see_what_runs(client: httpx.Client) -> None:

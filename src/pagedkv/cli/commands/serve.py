@@ -20,7 +20,7 @@ from pagedkv.cli.progress import prepare, working
 from pagedkv.contract.arguments import as_choice
 from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.listening import bound
-from pagedkv.model_folder import DEMO, require_model
+from pagedkv.model_folder import CHAT_DEMO, DEMO, require_model
 from pagedkv.routing import ROUTINGS, Routing
 
 if TYPE_CHECKING:
@@ -81,6 +81,12 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     ] = DEMO,
     *,
     model_option: Annotated[str | None, option("MODEL", "MODEL, as the other commands take it.", "--model")] = None,
+    demo: Annotated[
+        str,
+        option(
+            "facts|chat", "The demonstration's model: told of facts alone, or for benchmarks, which may ask anything."
+        ),
+    ] = "facts",
     host: Annotated[str, option("ADDRESS", "Address to listen at.", panel=SERVER)] = ("127.0.0.1"),
     port: Annotated[int, option("N", "Port to listen at.", panel=SERVER)] = 8000,
     name: Annotated[str | None, option("TEXT", "The model's name for clients. Default: MODEL's.", panel=SERVER)] = None,
@@ -145,6 +151,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     For example:
 
     pagedkv serve
+
+    pagedkv serve --demo chat
 
     pagedkv serve ./my-llama --port 8080 --memory 8
 
@@ -212,7 +220,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
         server_building.Serving(
-            None if model == DEMO else model,
+            _as_served(model, demo),
             dtype,
             engine_config,
             config,
@@ -263,6 +271,14 @@ def tell(service: "Service", address: str, *, inspects: bool) -> None:
     typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends)", err=True)
     if inspects:
         typer.echo(f"pagedkv: the inspector is at {address}/inspect", err=True)
+
+
+def _as_served(model: str, demo: str) -> str | None:
+    """Return the model as engines take it. Raises ConfigurationError."""
+    is_chat = as_choice(demo, ("facts", "chat"), "--demo") == "chat"
+    if model != DEMO and is_chat:
+        raise ConfigurationError("--demo chat is the demonstration's model: leave MODEL out")
+    return model if model != DEMO else CHAT_DEMO if is_chat else None
 
 
 def _default_memory(model: str, device: str, replicas: int, gpus_each: float) -> str:
