@@ -23,6 +23,7 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "prefixes.",
         "route": "Route requests before stock vLLM and SGLang servers: each goes where most of its prompt is cached, "
         "and says why.",
+        "run-batch": "Answer the requests of an OpenAI batch file: chat and text completions, responses, messages.",
         "new-key": "Make an API key for pagedkv serve --api-keys, and its entry for that file.",
         "replay": "Serve a request trace on a virtual clock, with continuous batching, through the production block "
         "space.",

@@ -12,6 +12,7 @@
     chat_prompts             conversations to tokens, so that a conversation's next turn hits
     parsing | grammars       finds reasoning and calls in answers | constrains answers to a format
     inspector                a page that shows blocks, requests and misses (``--inspect``)
+    batches                  the application without a port: OpenAI's batch files
     running                  the application at an address, with deadlines of clients that stop sending or reading
     metrics, request_log, tracing   what operators see
     http, config             bodies and errors | settings, and who may ask
