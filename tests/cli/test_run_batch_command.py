@@ -35,10 +35,10 @@ def test_each_line_has_its_answer_in_order(tmp_path: Path) -> None:
     assert [row["custom_id"] for row in rows] == names
     assert len({row["id"] for row in rows}) == 13
     bodies = {row["custom_id"]: row["response"]["body"] for row in rows}
-    assert bodies["chat"]["choices"][0]["message"]["content"].split() == ["locker", "7."]
-    assert {bodies[f"text {number}"]["choices"][0]["text"].strip() for number in range(9)} == {"locker 7."}
-    assert bodies["response"]["output"][0]["content"][0]["text"].strip() == "locker 7."
-    assert bodies["message"]["content"][0]["text"].strip() == "locker 7."
+    assert bodies["chat"]["choices"][0]["message"]["content"].split() == ["locker", "7"]
+    assert {bodies[f"text {number}"]["choices"][0]["text"].strip() for number in range(9)} == {"locker 7"}
+    assert bodies["response"]["output"][0]["content"][0]["text"].strip() == "locker 7"
+    assert bodies["message"]["content"][0]["text"].strip() == "locker 7"
     assert rows[1]["response"]["status_code"] == 404
     assert rows[1]["error"]["code"] == "model_not_found"
     assert [row["error"] for row in rows if row["custom_id"] != "refused"] == [None] * 12

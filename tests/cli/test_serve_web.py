@@ -102,7 +102,7 @@ def test_the_demonstration_can_be_benchmarked(client: httpx.Client) -> None:
     assert usage["prompt_tokens"] > 1024
     assert usage["completion_tokens"] == 32
     known = ask(client, "/v1/completions", prompt=FACTS, max_tokens=2, temperature=0)["choices"][0]["text"]
-    assert known.split() == ["locker", "7."]
+    assert known.split() == ["locker", "7"]
     messages = [{"role": "user", "content": "Write a poem."}, {"role": "assistant", "content": "No."}]
     plain = load_demo_tokenizer(is_chat=True)
     assert plain.apply_chat_template(messages, tokenize=False) == "<bos> Write a poem. No."

@@ -80,7 +80,7 @@ def test_counters_exist_from_the_start() -> None:
     """A dashboard's rate of a counter that appears with its first value shows nothing of it."""
     with running(make_service(Script())) as url:
         told = numbers(httpx.get(f"{url}/metrics").text)
-        assert told["vllm:cache_config_info/16/599/True"] == 1
+        assert told["vllm:cache_config_info/16/True/599"] == 1
         for name in (
             "vllm:generation_tokens_total",
             "vllm:num_preemptions_total",

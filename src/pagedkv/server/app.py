@@ -178,8 +178,8 @@ def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
-        root_path=service.config.root_path,
     )
+    app.root_path = service.config.root_path  # FastAPI warns of the argument
     app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
     if service.config.cors_origins:
         app.add_middleware(

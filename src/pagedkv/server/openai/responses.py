@@ -10,7 +10,6 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final, NoReturn, TypeAlias, final
 
 import msgspec
@@ -207,19 +206,16 @@ class ResponseOutput:
 
     def _logprobs_of(self, text: str) -> list[dict[str, Any]]:
         """Return log-probabilities of a message's tokens: those of the answer's that its text lies in. O(answer)."""
-        if not self.logprobs:
+        spans = self._texts.spans([each.token_id for each in self.logprobs])
+        whole = "".join(piece for _, piece in spans)
+        begin = whole.find(text, self._told_to)
+        if begin < 0 or not text:
             return []
-        pieces = [self._texts.bytes_of(each.token_id) for each in self.logprobs]
-        whole, sought = b"".join(pieces), text.encode()
-        begin = whole.find(sought, self._told_to)
-        if begin < 0:
-            return []
-        end = self._told_to = begin + len(sought)
-        ends = list(accumulate(map(len, pieces)))
+        self._told_to = begin + len(text)
         return [
             self._texts.position(each)
-            for each, piece, at in zip(self.logprobs, pieces, ends, strict=True)
-            if at - len(piece) < end and at > begin
+            for each, (at, piece) in zip(self.logprobs, spans, strict=True)
+            if at < self._told_to and at + max(1, len(piece)) > begin
         ]
 
     def _has_open(self, kind: str) -> bool:

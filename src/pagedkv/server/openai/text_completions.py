@@ -4,11 +4,10 @@ Log-probabilities are those of answers, and with ``echo`` or ``prompt_logprobs``
 computes the whole prompt, cached or not.
 """
 
-from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import msgspec
 from starlette.responses import Response
@@ -32,6 +31,8 @@ from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
 from pagedkv.server.parsing import PlainParser, TextPart
 from pagedkv.server.service import DONE, Exchange, Service, event, new_id
 
+Columns: TypeAlias = dict[str, list[Any]]
+"""Log-probabilities in the form of text completions, by column."""
 DEFAULT_MAX_TOKENS: Final = 16
 """Most tokens of an answer where a request sets none: OpenAI's default for this path."""
 
@@ -117,7 +118,7 @@ class TextCompletion:
         async for each in self._events(generation):
             so_far.num_generated += len(each.token_ids) if self.body.max_tokens != 0 else 0
             choice = self._choice(each, written[each.index], self._output(generation, each))
-            if choice["text"] or each.finish_reason is not None or choice["logprobs"]:
+            if choice["text"] or each.finish_reason is not None or each.logprobs:
                 yield write([choice], **so_far.told())
         more = self._explained(generation.outputs)
         options = self.body.stream_options
@@ -137,22 +138,23 @@ class TextCompletion:
 
     def _choice(self, each: AnswerEvent, written: "_Written", output: RequestOutput | None) -> dict[str, Any]:
         """Write new content of an answer; with ``echo``, behind its prompt if nothing of it is written yet."""
-        logprobs: list[TokenLogprobs | None] = []
-        text, told = "", self.body.logprobs is not None
+        text, count = "", self.body.logprobs
+        told: Columns | None = None if count is None else written.answer((), count)
         if self.body.echo and not written.has_begun:
             token_ids = self.request.prompts[each.index // self.request.params.n].token_ids
             text = self.service.decode(token_ids)
-            if told and output is not None and output.prompt_logprobs is not None:
-                written.first_id = token_ids[0]
-                logprobs += output.prompt_logprobs
+            if count is not None and output is not None and output.prompt_logprobs is not None:
+                told = written.prompt(text, token_ids, output.prompt_logprobs, count)
         written.has_begun = True
         if self.body.max_tokens != 0:
             text += "".join(part.text for part in each.parts if isinstance(part, TextPart))
-            logprobs += each.logprobs or ()
+            if count is not None and told is not None:
+                answer = written.answer(each.logprobs or (), count)
+                told = {name: values + answer[name] for name, values in told.items()}
         return {
             "index": each.index,
             "text": text,
-            "logprobs": written.logprobs(logprobs, self.body.logprobs or 0) if told else None,
+            "logprobs": told,
             "finish_reason": each.finish_reason if self.body.max_tokens != 0 else "length",
         }
 
@@ -205,23 +207,31 @@ class _Written:
 
     Attributes:
         has_begun: whether anything is written.
-        first_id: the first token of the prompt, which has no log-probability.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
+        self._text = texts.new_text()
         self._num_characters = 0
-        self._characters = getincrementaldecoder("utf-8")("replace")
         self.has_begun = False
-        self.first_id = 0
 
-    def logprobs(self, logprobs: Sequence[TokenLogprobs | None], count: int) -> dict[str, Any]:
-        """Return log-probabilities in the form of text completions, with ``count`` likeliest tokens each."""
+    def prompt(
+        self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int
+    ) -> Columns:
+        """Return log-probabilities of a prompt's tokens, with ``count`` likeliest tokens each; an answer follows."""
+        columns = self._columns(token_ids, logprobs, count)
+        self._text, self._num_characters = self._texts.new_text(), len(text)
+        return columns
+
+    def answer(self, logprobs: Sequence[TokenLogprobs], count: int) -> Columns:
+        """Return log-probabilities of an answer's tokens, with ``count`` likeliest tokens each."""
+        return self._columns([each.token_id for each in logprobs], logprobs, count)
+
+    def _columns(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int) -> Columns:
         offsets: list[int] = []
-        token_ids = [self.first_id if each is None else each.token_id for each in logprobs]
         for token_id in token_ids:
             offsets.append(self._num_characters)
-            self._num_characters += len(self._characters.decode(self._texts.bytes_of(token_id)))
+            self._num_characters += len(self._text.append(token_id))
         return {
             "tokens": list(map(self._texts.text_of, token_ids)),
             "token_logprobs": [None if each is None else max(each.logprob, LEAST_LOGPROB) for each in logprobs],

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Final, final
 
 from pagedkv.engine import TokenLogprobs
+from pagedkv.engine.sampling import AnswerText
 
 UNKNOWN: Final = "\ufffd"
 """What stands for bytes that are no whole character."""
@@ -85,6 +86,23 @@ class TokenTexts:
         for token, logprob in dict([*each.top[:count], (each.token_id, each.logprob)]).items():
             text = self.text_of(token)
             found[f"token_id:{token}" if text in found else text] = max(logprob, LEAST_LOGPROB)
+        return found
+
+    def new_text(self) -> AnswerText:
+        """Return the text of an answer that has not begun."""
+        return AnswerText(self._decode)
+
+    def spans(self, token_ids: Sequence[int]) -> list[tuple[int, str]]:
+        """Return where in the text of tokens each adds its piece, and that piece; the pieces add up to the text.
+
+        A token inside a character has no piece, and the place of the token that completes the character.
+        """
+        text, num_characters = self.new_text(), 0
+        found: list[tuple[int, str]] = []
+        for token_id in token_ids:
+            piece = text.append(token_id)
+            found.append((num_characters, piece))
+            num_characters += len(piece)
         return found
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
