@@ -54,7 +54,7 @@ def test_the_sampled_token_is_always_among_the_told_ones(server: Running) -> Non
 def test_equal_texts_have_names_of_their_own() -> None:
     texts = TokenTexts(None, lambda token_ids: "same" if token_ids[0] < 3 else "other")
     each = TokenLogprobs(2, -3.0, 9, ((0, -1.0), (1, -2.0), (5, -2.5)))
-    assert texts.by_text(each, 3) == {"same": -1.0, "token_id:1": -2.0, "other": -2.5, "token_id:2": -3.0}
+    assert texts.by_text(each, 3) == {"same": -3.0, "token_id:0": -1.0, "token_id:1": -2.0, "other": -2.5}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.server.conftest import Running
-from tests.server.serving import TOKENIZER, small_model
+from tests.server.serving import TOKENIZER, small_model, tokens_of
 
 PROMPT: Final = "Of all the lamps é is red"
 TOKENS: Final[list[int]] = TOKENIZER.encode(PROMPT, add_special_tokens=False)
@@ -94,6 +94,34 @@ def test_conversations_tell_them_beside_their_choices(server: Running) -> None:
     answer = ask(server, "/v1/chat/completions", prompt_logprobs=0, max_tokens=1)
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
     assert all(len(each) == 1 for each in answer["prompt_logprobs"][1:])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_ids_of_tokens_are_told_if_asked(server: Running, path: str) -> None:
+    server.script.write("of all the lamps", "é red")
+    asked = (
+        {"messages": [{"role": "user", "content": "of all the lamps"}]}
+        if "chat" in path
+        else {"prompt": "of all the lamps"}
+    )
+    logprobs = {"logprobs": True} if "chat" in path else {"logprobs": 0}
+    body = {"model": "small", "return_token_ids": True, "return_tokens_as_token_ids": True, **asked, **logprobs}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        whole = client.post(path, json=body).json()
+        lines = client.post(path, json={**body, "stream": True}).text.splitlines()
+    (choice,) = whole["choices"]
+    assert choice["token_ids"] == tokens_of("é red")
+    prompt = whole["prompt_token_ids"] if "chat" in path else choice["prompt_token_ids"]
+    assert "of all the lamps" in TOKENIZER.decode(prompt)
+    told = choice["logprobs"]
+    named = [each["token"] for each in told["content"]] if "chat" in path else told["tokens"]
+    assert named == [f"token_id:{token}" for token in choice["token_ids"]]
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert [token for event in events for each in event["choices"] for token in each.get("token_ids", ())] == choice[
+        "token_ids"
+    ]
+    prompts = [event if "chat" in path else event["choices"][0] for event in events]
+    assert [each["prompt_token_ids"] for each in prompts if "prompt_token_ids" in each] == [prompt]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class Unserved:
 
 _STRUCTURED: Final = Unserved("give structured_outputs in its place")
 _TEXT_ALONE: Final = "this server answers with text alone"
-_TOKENS: Final = "answers have no ids or offsets of tokens: /tokenize has those of a text"
+_TOKENS: Final = "ids of tokens are those of /v1/completions and /v1/chat/completions: offsets are not told"
 _TRANSFER: Final = Unserved("caches are handed on by tiers here, not by requests")
 _BEAMS: Final = "beams are served in Python alone (LLM.beam_search)"
 _MEDIA: Final = Unserved("this server takes text alone", ({},))

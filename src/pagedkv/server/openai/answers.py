@@ -255,6 +255,7 @@ class ChatChoice(TypedDict):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: NotRequired[list[int]]
 
 
 @with_config(CLOSED)
@@ -279,6 +280,7 @@ class ChatAnswer(TypedDict):
     cache_leases_refused: NotRequired[int]
     cache_explanation: NotRequired[Explained | None]
     prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 @with_config(CLOSED)
@@ -300,6 +302,8 @@ class TextChoice(TypedDict):
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
     prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
 
 
 @with_config(CLOSED)

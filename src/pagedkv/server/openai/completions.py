@@ -232,6 +232,7 @@ class ChatCompletion:
             **generation.leases_refused,
             **self._explained(generation),
             **self._prompt_logprobs(generation.outputs[0]),
+            **self._prompt_ids(),
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -240,7 +241,7 @@ class ChatCompletion:
         so_far = UsageSoFar(self.body.stream_options, self.request)
         for index in range(len(generation.writers)):
             begun = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            yield write(begun, **so_far.told())
+            yield write(begun, **so_far.told(), **(self._prompt_ids() if index == 0 else {}))
         gathered: list[list[Part]] = [[] for _ in generation.writers]
         async for each in generation.events():
             gathered[each.index] += each.parts
@@ -267,17 +268,19 @@ class ChatCompletion:
             "message": message,
             "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self._texts),
             "finish_reason": as_finish_reason(answer.finish_reason, has_calls=writer.has_calls),
+            **self._ids(answer),
         }
 
     def _chunk_choice(self, generation: Generation, each: AnswerEvent) -> dict[str, Any] | None:
         delta = as_delta(each.parts)
-        if not delta and each.finish_reason is None and not each.logprobs:
+        if not delta and each.finish_reason is None and not each.logprobs and not self.body.return_token_ids:
             return None
         has_calls = generation.writers[each.index].has_calls
         choice: dict[str, Any] = {
             "index": each.index,
             "delta": delta,
             "finish_reason": as_finish_reason(each.finish_reason, has_calls=has_calls),
+            **self._ids(each),
         }
         if each.logprobs is not None:
             choice["logprobs"] = as_logprobs(each.logprobs, self._texts)
@@ -285,7 +288,14 @@ class ChatCompletion:
 
     @property
     def _texts(self) -> TokenTexts:
-        return TokenTexts(self.service.tokenizer, self.request.decode)
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return TokenTexts(self.service.tokenizer, self.request.decode, as_ids=as_ids)
+
+    def _ids(self, each: AnswerEvent) -> dict[str, Any]:
+        return {"token_ids": each.token_ids} if self.body.return_token_ids else {}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self.request.prompts[0].token_ids} if self.body.return_token_ids else {}
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.request.prediction))

@@ -102,6 +102,8 @@ class SamplingFields(DrawingFields):
     # Not OpenAI's
     explain: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 class Message(Fields):

@@ -118,7 +118,7 @@ class TextCompletion:
         async for each in self._events(generation):
             so_far.num_generated += len(each.token_ids) if self.body.max_tokens != 0 else 0
             choice = self._choice(each, written[each.index], self._output(generation, each))
-            if choice["text"] or each.finish_reason is not None or each.logprobs:
+            if choice["text"] or each.finish_reason is not None or each.logprobs or self.body.return_token_ids:
                 yield write([choice], **so_far.told())
         more = self._explained(generation.outputs)
         options = self.body.stream_options
@@ -138,7 +138,7 @@ class TextCompletion:
 
     def _choice(self, each: AnswerEvent, written: "_Written", output: RequestOutput | None) -> dict[str, Any]:
         """Write new content of an answer; with ``echo``, behind its prompt if nothing of it is written yet."""
-        text, count = "", self.body.logprobs
+        text, count, ids = "", self.body.logprobs, self._ids(each, is_first=not written.has_begun)
         told: Columns | None = None if count is None else written.answer((), count)
         if self.body.echo and not written.has_begun:
             token_ids = self.request.prompts[each.index // self.request.params.n].token_ids
@@ -156,7 +156,15 @@ class TextCompletion:
             "text": text,
             "logprobs": told,
             "finish_reason": each.finish_reason if self.body.max_tokens != 0 else "length",
+            **ids,
         }
+
+    def _ids(self, each: AnswerEvent, *, is_first: bool) -> dict[str, Any]:
+        if not self.body.return_token_ids:
+            return {}
+        prompt = self.request.prompts[each.index // self.request.params.n]
+        told = {"prompt_token_ids": list(prompt.token_ids)} if is_first else {}
+        return {**told, "token_ids": each.token_ids if self.body.max_tokens != 0 else ()}
 
     def _output(self, generation: Generation, each: AnswerEvent) -> RequestOutput | None:
         """Return the output of an answer's prompt; None while it is under way."""
@@ -174,7 +182,8 @@ class TextCompletion:
 
     @property
     def _texts(self) -> TokenTexts:
-        return TokenTexts(self.service.tokenizer, self.request.decode)
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return TokenTexts(self.service.tokenizer, self.request.decode, as_ids=as_ids)
 
     def _explained(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         if not self.body.explain:

@@ -35,11 +35,19 @@ class TokenTexts:
     Args:
         tokenizer: of transformers; None: tokens have no pieces.
         decode: turns token ids into text.
+        as_ids: whether texts are ``token_id:`` and the id, as vLLM writes them on request.
     """
 
-    def __init__(self, tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> None:  # noqa: ANN401 - or like it
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401 - or like it
+        decode: Callable[[Sequence[int]], str],
+        *,
+        as_ids: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._decode = decode
+        self._as_ids = as_ids
         self._bytes: dict[int, bytes] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -64,6 +72,8 @@ class TokenTexts:
 
     def text_of(self, token_id: int) -> str:
         """Return the text of a token; of one that is no whole characters, its bytes by name."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
         content = self.bytes_of(token_id)
         try:
             return content.decode()
@@ -76,14 +86,14 @@ class TokenTexts:
         return {**self._token(each.token_id, each.logprob), "top_logprobs": top}
 
     def by_text(self, each: TokenLogprobs, count: int) -> dict[str, float]:
-        """Return the most likely tokens of one position, and its own; of equal texts, further ones by id.
+        """Return the own token of one position first, and the most likely ones; of equal texts, further ones by id.
 
         Args:
             each: the log-probabilities.
             count: number of most likely tokens.
         """
         found: dict[str, float] = {}
-        for token, logprob in dict([*each.top[:count], (each.token_id, each.logprob)]).items():
+        for token, logprob in dict([(each.token_id, each.logprob), *each.top[:count]]).items():
             text = self.text_of(token)
             found[f"token_id:{token}" if text in found else text] = max(logprob, LEAST_LOGPROB)
         return found
