@@ -23,7 +23,6 @@ tensor of another class, computes as it does. Weights are packed again when torc
 new epoch of weights, since changes through ``.data`` are not counted.
 """
 
-import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
+from pagedkv.engine.memory_use import free_nbytes
 from pagedkv.probe import compat
 
 FEW_TOKENS: Final = 16
@@ -61,7 +61,7 @@ class LinearProducts:
     def __init__(self, model: compat.Model) -> None:
         layers = list(_plain_layers(model)) if _has_onednn(model.device) else []
         nbytes = sum(each.weight.nbytes for each in {id(layer.weight): layer for layer in layers}.values())
-        self.packed_nbytes = nbytes if nbytes <= SHARE_OF_MEMORY * _free_memory() else 0
+        self.packed_nbytes = nbytes if nbytes <= SHARE_OF_MEMORY * free_nbytes(torch.device("cpu")) else 0
         self._packed: dict[int, _Packed] = {}
         self._forwards = [(vars(layer), self._forward_of(layer)) for layer in layers]
 
@@ -135,11 +135,3 @@ def _plain_layers(model: compat.Model) -> Iterator[nn.Linear]:
         is_known = type(weight) in {nn.Parameter, torch.Tensor} and weight.dtype in {torch.float32, torch.bfloat16}
         if is_known and weight.numel() > 0 and not weight.is_inference():  # its changes are counted
             yield module
-
-
-def _free_memory() -> int:
-    """Return the free bytes of the machine; 0 where the system does not tell."""
-    names = os.sysconf_names if hasattr(os, "sysconf") else {}
-    if not {"SC_AVPHYS_PAGES", "SC_PAGE_SIZE"} <= names.keys():
-        return 0
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -15,7 +15,7 @@ from pagedkv.server.http import ApiError
 from pagedkv.server.parsing import parser_name
 
 if TYPE_CHECKING:
-    from pagedkv.server.grammars import GrammarMatcher, Grammars
+    from pagedkv.server.grammars import GrammarMatcher, Grammars, ThoughtsMatcher
 
 
 class Formats(Protocol):
@@ -101,7 +101,7 @@ class AnswerFormats:
 
     def _call(
         self, tools: Sequence[Mapping[str, Any]], named: str | None, *, several: bool, after: str | None
-    ) -> "GrammarMatcher":
+    ) -> "GrammarMatcher | ThoughtsMatcher":
         if not tools:
             raise ApiError(400, "tool_choice asks for a call, and no tools are offered", param="tool_choice")
         parser = parser_name(self._tool_parser, self._tokenizer)
@@ -113,7 +113,9 @@ class AnswerFormats:
             )
         return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)
 
-    def _format(self, response_format: Mapping[str, Any], after: str | None) -> "GrammarMatcher | None":
+    def _format(
+        self, response_format: Mapping[str, Any], after: str | None
+    ) -> "GrammarMatcher | ThoughtsMatcher | None":
         match response_format.get("type"):
             case "text":
                 return None

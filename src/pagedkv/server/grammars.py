@@ -3,7 +3,8 @@
 Grammars compiles the format that a request demands of its answer, for one tokenizer, and keeps it. All formats are
 written in llguidance's Lark dialect, so that they share one way to compile, cache and refuse them. A forced call is a
 rule of that dialect, in the formats of :mod:`pagedkv.server.parsing`: a JSON object whose name is fixed and whose
-arguments follow the tool's schema. A GrammarMatcher is one sequence's state in a grammar.
+arguments follow the tool's schema. A GrammarMatcher is one sequence's state in a grammar; behind thoughts it begins
+where the parser reads their end (:class:`.parsing.EndOfThoughts`).
 
 Needs the extra ``grammar`` (llguidance).
 """
@@ -12,6 +13,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from threading import Lock
 from typing import Any, Final, TypeAlias, final
 
@@ -19,10 +21,9 @@ import torch
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.extras import needing
+from pagedkv.engine.sampling import AnswerText
 from pagedkv.errors import ConfigurationError, RequestError, SamplingError
-
-with needing("grammar", "pagedkv.server.grammars"):
-    from llguidance import LLMatcher
+from pagedkv.server.parsing import EndOfThoughts
 
 with needing("grammar", "pagedkv.server.grammars"):
     from llguidance import LLMatcher, LLTokenizer, regex_to_lark
@@ -70,8 +71,11 @@ class Grammars:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
         self._tokenizer = _read_tokenizer(tokenizer, as_count(vocab_size, "vocab_size", least=1), eos_token_ids)
+        self._texts = VocabularyTexts(tokenizer, self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens))
 
-    def json_schema(self, schema: Mapping[str, Any], *, strict: bool, after: str | None = None) -> "GrammarMatcher":
+    def json_schema(
+        self, schema: Mapping[str, Any], *, strict: bool, after: str | None = None
+    ) -> "GrammarMatcher | ThoughtsMatcher":
         """Return a matcher of JSON texts that a schema allows.
 
         Args:
@@ -84,11 +88,11 @@ class Grammars:
         """
         return self._matcher(f"answer: {_json(schema, strict=strict)}\n", after, "the JSON schema")
 
-    def json_object(self, *, after: str | None = None) -> "GrammarMatcher":
+    def json_object(self, *, after: str | None = None) -> "GrammarMatcher | ThoughtsMatcher":
         """Return a matcher of all JSON objects."""
         return self.json_schema({"type": "object"}, strict=True, after=after)
 
-    def regex(self, pattern: str, *, after: str | None = None) -> "GrammarMatcher":
+    def regex(self, pattern: str, *, after: str | None = None) -> "GrammarMatcher | ThoughtsMatcher":
         """Return a matcher of texts that match a regular expression as a whole.
 
         Args:
@@ -109,7 +113,7 @@ class Grammars:
         several: bool = False,
         strict: bool = False,
         after: str | None = None,
-    ) -> "GrammarMatcher":
+    ) -> "GrammarMatcher | ThoughtsMatcher":
         """Return a matcher of answers that call tools, in the format that a parser reads.
 
         Args:
@@ -139,25 +143,12 @@ class Grammars:
             return f"<[{token_ids[0]}]>"
         return as_literal(text)
 
-    def _matcher(self, rules: str, after: str | None, what: str) -> "GrammarMatcher":
+    def _matcher(self, rules: str, after: str | None, what: str) -> "GrammarMatcher | ThoughtsMatcher":
         compiled = self._compile(f"start: answer\n{rules}", what)
-        if after is not None:
-            compiled = self._compile(f"start: free answer\n{self._free(after)}{rules}", what)
-        return GrammarMatcher(compiled.deep_copy(), self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens))
-
-    def _free(self, after: str) -> str:
-        """Write the rules of a text up to a marker, whether it is one special token or spelled by others.
-
-        Parsers read texts, so for them the marker ends the text however it is written. As a special token it is no
-        text for the grammar, hence two ways; a text before the token that had the marker would take the first one.
-        """
-        spelled = f"FREE: /(.|\\n)*/\nspelled[lazy]: FREE {as_literal(after)}\n"
-        marker = self._marker(after)
-        if not is_token(marker):
-            return f"free: spelled\n{spelled}"
-        pattern = re.escape(after).replace("/", "\\/")
-        without = f"WITHOUT: /(.|\\n)+/ & ~/(.|\\n)*{pattern}(.|\\n)*/\n"
-        return f"free: spelled | WITHOUT? {marker}\n{spelled}{without}"
+        matcher = GrammarMatcher(
+            compiled.deep_copy(), self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens)
+        )
+        return matcher if after is None else ThoughtsMatcher(matcher, after, self._texts)
 
     def _compile(self, grammar: str, what: str) -> LLMatcher:
         """Return the compiled grammar. Callers copy it and never advance it.
@@ -215,6 +206,53 @@ def _read_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         return LLTokenizer(plain.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
     except ValueError as problem:
         raise ConfigurationError(f"llguidance cannot read the tokenizer: {problem}") from problem
+
+
+@final
+class VocabularyTexts:
+    """What tokens write into an answer, and which of them may stand within thoughts.
+
+    Args:
+        tokenizer: of tokenizers or transformers.
+        vocab_size: columns of the logits.
+        eos_token_ids: tokens that end an answer, which none of the thoughts may.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:  # noqa: ANN401 - as above
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._free: dict[tuple[str, str], torch.Tensor] = {}
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    @cached_property
+    def _of_each(self) -> list[str]:
+        return [self.decode([token]) for token in range(self._vocab_size)]
+
+    def free(self, marker: str, held: str) -> torch.Tensor:
+        """Return the tokens that may follow within thoughts: all but those that end more than the thoughts.
+
+        Args:
+            marker: that ends the thoughts.
+            held: the beginning of it that they end with.
+
+        Returns:
+            bool ``[vocabulary]``.
+
+        Cost: O(vocabulary) once for each beginning; for the first one the text of each token.
+        """
+        known = self._free.get((marker, held))
+        if known is None:
+            known = torch.ones(self._vocab_size, dtype=torch.bool)
+            for token, text in enumerate(self._of_each):
+                place = (held + text).find(marker) if marker[-1] in text else -1
+                known[token] = place < 0 or place + len(marker) == len(held) + len(text)
+            known[self._eos_token_ids] = False
+            self._free[marker, held] = known
+        return known.clone()
 
 
 def call_rules(
@@ -376,3 +414,58 @@ class GrammarMatcher:
     def _require_sound(self) -> None:
         if self._matcher.is_error():
             raise SamplingError(f"the grammar cannot continue: {self._matcher.get_error()}")
+
+
+@final
+class ThoughtsMatcher:
+    """Leaves an answer free up to the end of its thoughts, and then constrains it.
+
+    Args:
+        inner: constrains what follows.
+        marker: that ends the thoughts.
+        texts: of tokens.
+
+    Attributes:
+        least: as of :class:`GrammarMatcher`.
+    """
+
+    def __init__(self, inner: GrammarMatcher, marker: str, texts: VocabularyTexts) -> None:
+        self.least = 0.0
+        self._inner = inner
+        self._marker = marker
+        self._texts = texts
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._read: list[int] = []
+        self._text = AnswerText(self._texts.decode)
+        self._thoughts = EndOfThoughts(self._marker)
+
+    def allowed_tokens(self, generated_ids: list[int], /) -> torch.Tensor:
+        """Return the tokens that may follow; arguments, answer and errors as of :class:`GrammarMatcher`.
+
+        Cost: within thoughts a copy of a mask and some decoding; all of it anew where earlier tokens were others.
+        """
+        if generated_ids[: len(self._read)] != self._read:
+            self._begin_again()
+        while not self._thoughts.is_over and len(self._read) < len(generated_ids):
+            self._take(generated_ids[len(self._read)])
+        if not self._thoughts.is_over:
+            return self._texts.free(self._marker, self._thoughts.held)
+        num_read = len(self._read)
+        self._inner.least = self.least - num_read
+        return self._inner.allowed_tokens(generated_ids[num_read:])
+
+    def _take(self, token: int) -> None:
+        _, rest = self._thoughts.feed(self._text.append(token))
+        if rest:
+            raise SamplingError(
+                f"token {token} ends the thoughts and begins the answer, number {len(self._read)} of it"
+            )
+        self._read.append(token)
+
+    def fork(self) -> "ThoughtsMatcher":
+        """Return an independent matcher at the same place."""
+        copy = ThoughtsMatcher(self._inner.fork(), self._marker, self._texts)
+        copy.least = self.least
+        return copy

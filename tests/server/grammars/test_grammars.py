@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import re
 import sys
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams, TokenMatcher
 from pagedkv.errors import ConfigurationError, MissingExtraError, RequestError, SamplingError
 from pagedkv.server.grammars import Grammars
-from pagedkv.server.parsing import parser_for
+from pagedkv.server.parsing import PlainParser, TextPart, merged, parser_for
+from pagedkv.server.parsing.choosing import ReasoningParser
 from tests.server.grammars.drawing import END, MARKERS, VOCAB_SIZE, allowed, byte_tokenizer, draw
 from tests.server.parsing.reading import calls, content, parse
 
@@ -196,6 +198,38 @@ def test_thoughts_end_where_the_parser_reads_their_end(*, is_special: bool) -> N
         with pytest.raises(SamplingError, match="does not allow"):
             matcher.allowed_tokens([*end, *spelled("a")])
     assert len(allowed(free, spelled("thought</thin"))) > 20
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_grammar_and_parser_agree_on_where_thoughts_end(seed: int) -> None:
+    """Whatever tokens spell it, in halves of characters too: the answer behind it matches, and is what is read."""
+    tokenizer = byte_tokenizer(*MARKERS, "k>x", "</th")
+    matcher = Grammars(tokenizer, VOCAB_SIZE, eos_token_ids=[END]).regex("[xyz]{3}", after="</think>")
+    chance = random.Random(seed)
+    pieces = [tokenizer.encode(each).ids for each in ("</think>", "<", "</th", "ink>", "k>x", "é", "</thi", "so ")]
+    pieces += [[token] for token in (0xC3, 0x3E, *range(END + 1, END + 6))]
+    token_ids: list[int] = []
+    while END not in (choices := allowed(matcher, token_ids)):
+        wished = chance.choice(pieces) if len(token_ids) < 60 else pieces[0]
+        token_ids.append(wished[0] if wished[0] in choices else chance.choice(choices))
+        for token in wished[1:]:
+            if token in allowed(matcher, token_ids):
+                token_ids.append(token)
+    parser = ReasoningParser(PlainParser(), starts_inside=True)
+    parts = merged([*parser.feed(tokenizer.decode(token_ids, skip_special_tokens=False)), *parser.finish()])
+    (text,) = [part.text for part in parts if isinstance(part, TextPart)]
+    assert re.fullmatch("[xyz]{3}", text)
+
+
+def test_a_token_that_ends_thoughts_and_begins_the_answer_is_not_allowed() -> None:
+    tokenizer = byte_tokenizer("k>x", "</think>y", "<x></th")
+    free = Grammars(tokenizer, VOCAB_SIZE, eos_token_ids=[END]).regex("xy", after="</think>")
+    assert END + 1 in allowed(free, spelled("so </th"))
+    assert END + 1 not in allowed(free, spelled("so </thin"))
+    assert END + 2 not in allowed(free, [])
+    assert END + 3 in allowed(free, spelled("so "))
+    with pytest.raises(SamplingError, match="ends the thoughts and begins the answer"):
+        free.allowed_tokens([*spelled("</thin"), END + 1])
 
 
 def test_an_answer_of_few_tokens_goes_on_where_the_grammar_does() -> None:

@@ -34,7 +34,6 @@ since in some templates its arguments are not JSON, and can be parsed only then.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import Enum, auto
 from typing import Any, Final, final
 
 from pagedkv.errors import ConfigurationError
@@ -44,6 +43,7 @@ from pagedkv.server.parsing.parts import (
     CallArguments,
     CallBegin,
     CallEnd,
+    EndOfThoughts,
     IdSource,
     Part,
     PlainParser,
@@ -119,14 +119,6 @@ TEMPLATE_MARKERS: Final = (
 """Each format and its markers; a chat template with one of the markers uses that format."""
 
 
-class Place(Enum):
-    """Where in the answer the parser is."""
-
-    BEFORE = auto()
-    INSIDE = auto()
-    AFTER = auto()
-
-
 @final
 class ReasoningParser:
     """Splits reasoning from the rest of one answer.
@@ -147,58 +139,42 @@ class ReasoningParser:
     ) -> None:
         self._inner = inner
         self._start = start
-        self._end = end
+        self._thoughts = EndOfThoughts(end)
         self._starts_inside = starts_inside
-        self._place = Place.BEFORE
+        self._is_before = True
         self._held = ""
 
     def feed(self, text: str) -> list[Part]:
         """Take more text; return the parts that are certain now. O(text)."""
-        if self._place is Place.AFTER:
-            return self._inner.feed(text)
-        self._held += text
-        if self._place is Place.BEFORE:
+        if self._is_before:
+            self._held += text
             begun = self._held.lstrip()
             if len(begun) < len(self._start) and self._start.startswith(begun):
                 return []
-            self._leave_beginning()
-        return self._inside() if self._place is Place.INSIDE else self._inner.feed(self._take(len(self._held)))
+            text = self._leave_beginning()
+        thought, rest = self._thoughts.feed(text)
+        return [
+            *([ReasoningPart(thought)] if thought else []),
+            *(self._inner.feed(rest) if self._thoughts.is_over else []),
+        ]
 
     def finish(self) -> list[Part]:
         """Return the remaining parts, now that no text follows."""
-        if self._place is Place.BEFORE:
-            self._leave_beginning()
-        text = self._take(len(self._held))
-        if self._place is Place.AFTER:
-            return [*self._inner.feed(text), *self._inner.finish()]
-        return [*([ReasoningPart(text)] if text else []), *self._inner.finish()]
+        parts: list[Part] = []
+        if self._is_before:
+            thought, rest = self._thoughts.feed(self._leave_beginning())
+            parts = [*([ReasoningPart(thought)] if thought else []), *(self._inner.feed(rest) if rest else [])]
+        held = self._thoughts.held
+        return [*parts, *([ReasoningPart(held)] if held else []), *self._inner.finish()]
 
-    def _leave_beginning(self) -> None:
-        begun = self._held.lstrip()
+    def _leave_beginning(self) -> str:
+        """Decide whether the answer begins with thoughts; return its text so far without the first marker."""
+        self._is_before = False
+        begun, held = self._held.lstrip(), self._held
         if begun.startswith(self._start):
-            self._held = begun[len(self._start) :]
-            self._place = Place.INSIDE
-        else:
-            self._place = Place.INSIDE if self._starts_inside else Place.AFTER
-
-    def _inside(self) -> list[Part]:
-        place = self._held.find(self._end)
-        if place < 0:
-            text = self._take(self._num_certain())
-            return [ReasoningPart(text)] if text else []
-        text = self._take(place)
-        self._take(len(self._end))
-        self._place = Place.AFTER
-        return [*([ReasoningPart(text)] if text else []), *self._inner.feed(self._take(len(self._held)))]
-
-    def _num_certain(self) -> int:
-        """Count the characters that cannot begin the last marker."""
-        place = self._held.rfind(self._end[0])
-        return place if place >= 0 and self._end.startswith(self._held[place:]) else len(self._held)
-
-    def _take(self, count: int) -> str:
-        text, self._held = self._held[:count], self._held[count:]
-        return text
+            return begun[len(self._start) :]
+        self._thoughts.is_over = not self._starts_inside
+        return held
 
 
 def end_of_open_reasoning(beginning: str) -> str | None:

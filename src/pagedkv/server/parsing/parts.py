@@ -116,6 +116,40 @@ def _joined(run: Sequence[Part]) -> Part:
             return CallArguments(first.index, text)
 
 
+@final
+class EndOfThoughts:
+    """Where the thoughts at an answer's beginning end: at the first marker in the text, however tokens spell it.
+
+    The one automaton for parsers, which split there, and for grammars, which hold what follows.
+
+    Args:
+        marker: that ends them. Its first character occurs in it once, so a beginning of it contains no other one.
+
+    Attributes:
+        held: the beginning of the marker that the text ends with.
+        is_over: whether the marker was read.
+    """
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+        self.held = ""
+        self.is_over = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Take more text; return that of the thoughts which is certain now, and what follows them. O(text)."""
+        if self.is_over:
+            return "", text
+        text = self.held + text
+        place = text.find(self.marker)
+        if place >= 0:
+            self.held, self.is_over = "", True
+            return text[:place], text[place + len(self.marker) :]
+        begun = text.rfind(self.marker[0])
+        certain = begun if begun >= 0 and self.marker.startswith(text[begun:]) else len(text)
+        self.held = text[certain:]
+        return text[:certain], ""
+
+
 def openai_call_id(id_source: IdSource) -> str:
     """Make ``call_`` and 24 hexadecimal characters (96 bits) from a new identity."""
     return "call_" + hashlib.blake2b(id_source("call_").encode(), digest_size=12).hexdigest()
