@@ -192,6 +192,45 @@ def test_text_completions_have_special_tokens_unless_told_otherwise(server: Runn
         assert list(prompt.token_ids).count(begin) == num_added
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_prompts_are_shortened_as_asked(server: Running, path: str) -> None:
+    asked = {"prompt": list(range(65, 75))} if path == "/v1/completions" else {"messages": CHAT["messages"]}
+    wish = {"model": "small", "max_tokens": 1, "return_token_ids": True, **asked}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+
+        def prompt(**more: object) -> list[int]:
+            answer = client.post(path, json={**wish, **more}).json()
+            found: list[int] = {**answer["choices"][0], **answer}["prompt_token_ids"]
+            return found
+
+        whole = prompt()
+        assert (
+            prompt(truncate_prompt_tokens=4) == prompt(truncate_prompt_tokens=4, truncation_side="left") == whole[-4:]
+        )
+        assert prompt(truncate_prompt_tokens=4, truncation_side="right") == whole[:4]
+        assert prompt(truncate_prompt_tokens=-1) == prompt(truncate_prompt_tokens=1000) == whole
+        long = {"prompt": [65] * 5000} if "prompt" in asked else {"messages": [{"role": "user", "content": "x" * 5000}]}
+        assert len(prompt(**long, truncate_prompt_tokens=-1)) == server.service.longest - 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_special_tokens_and_stop_texts_are_part_of_the_text_if_asked(server: Running, path: str) -> None:
+    cue = "what is special"
+    server.script.write(cue, "a<|im_start|>b stop c")
+    asked = {"prompt": cue} if path == "/v1/completions" else {"messages": [{"role": "user", "content": cue}]}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+
+        def text(**more: object) -> str:
+            choice = client.post(path, json={"model": "small", "max_tokens": 40, **asked, **more}).json()["choices"][0]
+            return str(choice["text"] if path == "/v1/completions" else choice["message"]["content"])
+
+        if path == "/v1/completions":  # a parser of thoughts and calls reads special tokens in any case
+            assert text() == text(skip_special_tokens=True) == "ab stop c"
+        assert text(skip_special_tokens=False) == "a<|im_start|>b stop c"
+        assert text(stop=["stop", "op c"]).endswith("b ")
+        assert text(stop=["stop", "op c"], include_stop_str_in_output=True).endswith("b stop")
+
+
 def test_a_continued_message_may_say_that_nothing_is_opened(server: Running) -> None:
     said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
     wish = {"model": "small", "messages": said, "continue_final_message": True}

@@ -60,8 +60,8 @@ UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
         "thinking_token_budget": Unserved("thoughts have no bound of their own: set max_tokens"),
         "vllm_xargs": Unserved("this server has no arguments of vLLM's extensions", ({},)),
         # Prompts
-        "truncate_prompt_tokens": Unserved("prompts are never shortened"),
-        "truncation_side": Unserved("prompts are never shortened"),
+        "truncate_prompt_tokens": Unserved("this path shortens no prompts"),
+        "truncation_side": Unserved("this path shortens no prompts"),
         "truncation": Unserved("prompts are never shortened", ("disabled",)),
         "context_management": Unserved("prompts are never shortened", ([], {})),
         "add_special_tokens": Unserved("the chat template writes all special tokens", (False,)),

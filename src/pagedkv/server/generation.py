@@ -39,10 +39,12 @@ class StopCut:
 
     Args:
         stops: texts that end the answer.
+        keeps_stop: whether the answer includes the text that ends it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
         self._stops = tuple(stops)
+        self._keeps_stop = keeps_stop
         self._held = ""
         self._is_over = False
 
@@ -51,10 +53,11 @@ class StopCut:
         if not self._stops or self._is_over:
             return "" if self._is_over else text
         self._held += text
-        found = [place for place in (self._held.find(stop) for stop in self._stops) if place >= 0]
+        found = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:
             self._is_over = True
-            return self._release(min(found))
+            place, stop = min(found)
+            return self._release(place + len(stop) if self._keeps_stop else place)
         return self._release(len(self._held) - self._num_possible())
 
     def finish(self) -> str:
@@ -83,6 +86,7 @@ class AnswerWriter:
         decode: turns token ids into text.
         stops: texts that end the answer and are not part of it.
         parser: finds reasoning and tool calls in the text.
+        keeps_stop: whether the answer includes the text that ends it.
 
     Attributes:
         token_ids: the answer's tokens, without the token that ended it.
@@ -90,9 +94,16 @@ class AnswerWriter:
         is_cut: whether a stop text ended the answer; ``token_ids`` then includes the stop text's tokens.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str], parser: AnswerParser) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stops: Sequence[str],
+        parser: AnswerParser,
+        *,
+        keeps_stop: bool = False,
+    ) -> None:
         self._text = AnswerText(decode)
-        self._cut = StopCut(stops)
+        self._cut = StopCut(stops, keeps_stop=keeps_stop)
         self._parser = parser
         self.token_ids: list[int] = []
         self.has_calls = False
@@ -146,6 +157,7 @@ class GenerationRequest:
         priority: requests of a higher priority are scheduled first.
         breakpoints: numbers of leading prompt tokens to keep cached, each with its time.
         prediction: the client's prediction of the answer, as token ids.
+        keeps_stop: whether an answer includes the stop text that ends it.
     """
 
     endpoint: str
@@ -159,6 +171,7 @@ class GenerationRequest:
     priority: int = 0
     breakpoints: tuple[Breakpoint, ...] = ()
     prediction: tuple[int, ...] = ()
+    keeps_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +216,7 @@ class Generation:
         """Make a writer for each answer."""
         request = self.request
         self.writers = tuple(
-            AnswerWriter(request.decode, request.params.stop, request.new_parser())
+            AnswerWriter(request.decode, request.params.stop, request.new_parser(), keeps_stop=request.keeps_stop)
             for _ in range(len(self.streams) * request.params.n)
         )
 

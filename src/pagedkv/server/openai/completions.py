@@ -45,6 +45,7 @@ from pagedkv.server.openai.requests import (
     offered_tools,
     predicted_text,
     require_consistent,
+    truncated,
 )
 from pagedkv.server.openai.token_texts import TokenTexts
 from pagedkv.server.parsing import Part, PlainParser
@@ -125,6 +126,8 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
     """Turn a client's request into one for the engine. Raises ApiError."""
     chat = as_chat(body)
     prompt = service.chats.prepare(chat, caller)
+    if body.truncate_prompt_tokens is not None:
+        prompt = PreparedPrompt(truncated(prompt.token_ids, body, service.longest))
     tools = offered_tools(body)
     require_few_logprobs([prompt], body.prompt_logprobs)
     may_call = bool(tools) and body.tool_choice != "none"
@@ -147,12 +150,16 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
             prompt_logprobs=body.prompt_logprobs,
             processors=processors,
         ),
-        partial(service.decode, keeps_special=not isinstance(new_parser(), PlainParser)),
+        partial(
+            service.decode,
+            keeps_special=body.skip_special_tokens is False or not isinstance(new_parser(), PlainParser),
+        ),
         new_parser,
         body.deadline_s,
         as_priority(body, caller),
         breakpoints_of(body, chat, prompt, service.chats, caller),
         _prediction(service, body),
+        keeps_stop=bool(body.include_stop_str_in_output),
     )
 
 

@@ -102,6 +102,10 @@ class SamplingFields(DrawingFields):
     # Not OpenAI's
     explain: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -360,6 +364,21 @@ def as_priority(body: SamplingFields, caller: Caller) -> int:
     if body.priority and not caller.is_admin:
         raise ApiError(403, "only keys of administrators may give requests a priority: leave it out", param="priority")
     return -(body.priority or 0)
+
+
+def truncated(token_ids: Sequence[int], body: SamplingFields, longest: int) -> Sequence[int]:
+    """Return a prompt shortened as its request asks: by default to its last tokens.
+
+    Args:
+        token_ids: the prompt.
+        body: the request; with -1 the prompt leaves room for one token of the longest sequence.
+        longest: tokens of the longest sequence.
+    """
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return token_ids
+    most = longest - 1 if most < 0 else most
+    return token_ids[:most] if body.truncation_side == "right" else token_ids[max(0, len(token_ids) - most) :]
 
 
 def require_consistent(body: ChatRequest | CompletionRequest) -> None:

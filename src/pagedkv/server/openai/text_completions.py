@@ -26,6 +26,7 @@ from pagedkv.server.openai.requests import (
     as_priority,
     least_tokens,
     require_consistent,
+    truncated,
 )
 from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
 from pagedkv.server.parsing import PlainParser, TextPart
@@ -63,10 +64,11 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
             prompt_logprobs=of_prompts,
             processors=() if held is None else (held,),
         ),
-        partial(service.decode, keeps_special=False),
+        partial(service.decode, keeps_special=body.skip_special_tokens is False),
         PlainParser,
         body.deadline_s,
         as_priority(body, caller),
+        keeps_stop=bool(body.include_stop_str_in_output),
     )
     exchange = Exchange(service, request, receive)
     answer = TextCompletion(service, body, request)
@@ -250,7 +252,12 @@ class _Written:
 
 
 def prompts_of(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
-    """Return the prompts of a request as token ids. Raises ApiError."""
+    """Return the prompts of a request as token ids, shortened if it asks for that. Raises ApiError."""
+    whole = _whole_prompts_of(service, body)
+    return [PreparedPrompt(truncated(each.token_ids, body, service.longest)) for each in whole]
+
+
+def _whole_prompts_of(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
     given = body.prompt
     encode = service.encode_plain if body.add_special_tokens is False else service.encode
     if isinstance(given, str):
