@@ -28,7 +28,7 @@ run: $(STAMP) ## a small model answers questions out of too little KV memory; ev
 	@echo "The first run compiles its loops, which takes a minute or two."
 	$(BIN)/pagedkv demo
 
-serve: $(STAMP) ## the demonstration's model behind OpenAI's protocol, at http://127.0.0.1:8000/v1, also for benchmarks
+serve: $(STAMP) ## a model of random weights behind OpenAI's protocol, at http://127.0.0.1:8000/v1, for clients and benchmarks
 	@echo "The first run compiles its loops, which takes a minute or two."
 	$(BIN)/pagedkv serve --demo chat
 

@@ -9,7 +9,7 @@ from pagedkv.errors import ConfigurationError
 DEMO: Final = "demo"
 """Name of the model of the demonstration, which is part of the package, in place of a folder."""
 CHAT_DEMO: Final = "demo-chat"
-"""The same model for benchmarks of a server: it takes any text, and long ones."""
+"""Name of a model for benchmarks of a server: it takes any text, and answers with letters at random."""
 
 
 def require_folder(name: str) -> None:

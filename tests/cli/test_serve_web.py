@@ -3,6 +3,7 @@
 ``tls`` has a certificate of 127.0.0.1, signed by itself, for these tests alone.
 """
 
+import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from pagedkv.cli.commands.serve import WebOptions
-from pagedkv.engine.demo.trained import load_demo_tokenizer
+from pagedkv.engine.demo.babbling import WRITTEN, babbling_tokenizer
 from pagedkv.errors import ConfigurationError
 from pagedkv.server import SharedKeys
 from pagedkv.server.http import ApiError
@@ -22,7 +23,6 @@ TLS: Final = Path(__file__).parent / "tls"
 CERTIFICATE: Final = TLS / "certificate.pem"
 PATIENCE_S: Final = 300.0
 TEMPLATE: Final = "{% for message in messages %}{{ message.content }}{% endfor %}"
-FACTS: Final = "blue lamp: shelf 12. green cup: drawer 3. grey jar: closet 9. red kite: locker 7. Where? red kite:"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_template_is_the_given_one(client: httpx.Client) -> None:
 
 def test_a_reset_drops_what_is_cached(client: httpx.Client) -> None:
     def cached() -> int:
-        usage = ask(client, "/v1/completions", prompt=FACTS, max_tokens=1)["usage"]
+        usage = ask(client, "/v1/completions", prompt="red lamp, " * 9, max_tokens=1)["usage"]
         num_cached: int = usage["prompt_tokens_details"]["cached_tokens"]
         return num_cached
 
@@ -96,19 +96,25 @@ def test_a_reset_drops_what_is_cached(client: httpx.Client) -> None:
 
 
 def test_the_demonstration_can_be_benchmarked(client: httpx.Client) -> None:
+    """Any text is taken, whole conversations too; answers are as long as they may be, and each token has text."""
     assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 32_768
-    wish = {"prompt": "Any text, again. " * 800, "max_tokens": 32, "ignore_eos": True}
-    usage = ask(client, "/v1/completions", **wish)["usage"]
-    assert usage["prompt_tokens"] > 1024
-    assert usage["completion_tokens"] == 32
-    known = ask(client, "/v1/completions", prompt=FACTS, max_tokens=2, temperature=0)["choices"][0]["text"]
-    assert known.split() == ["locker", "7"]
-    messages = [{"role": "user", "content": "Write a poem."}, {"role": "assistant", "content": "No."}]
-    plain = load_demo_tokenizer(is_chat=True)
-    assert plain.apply_chat_template(messages, tokenize=False) == "<bos> Write a poem. No."
-    told = load_demo_tokenizer().apply_chat_template
-    with pytest.raises(Exception, match="knows where things are"):
-        told(messages, tokenize=False)
+    usage = ask(client, "/v1/completions", prompt="Any téxt, again. " * 100, max_tokens=1)["usage"]
+    assert usage["prompt_tokens"] == 1800
+    messages = [{"role": "user", "content": "Write a poem."}]
+    body = {"messages": messages, "max_tokens": 32, "stream": True, "stream_options": {"include_usage": True}}
+    lines = client.post("/v1/chat/completions", json=body).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
+    assert len(text) == events[-1]["usage"]["completion_tokens"] == 32
+    assert set(text) <= set(WRITTEN)
+
+
+def test_its_conversations_have_roles() -> None:
+    messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "No."}]
+    tokenizer: Any = babbling_tokenizer()
+    told = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert told == "<s>user: Hi.\nassistant: No.\nassistant: "
+    assert tokenizer.decode(tokenizer.encode("é€x𝄞\n")) == "é€x𝄞\n"
 
 
 def test_operators_see_what_runs(client: httpx.Client) -> None:

@@ -47,6 +47,7 @@ __all__ = [
     "attention_configs",
     "be_silent",
     "body",
+    "byte_tokenizer",
     "call",
     "compressed_entries",
     "computing",
@@ -79,6 +80,7 @@ __all__ = [
 
 try:
     import transformers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import (
         CONFIG_MAPPING,
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -91,6 +93,7 @@ try:
         LlamaForCausalLM,
         PreTrainedConfig,
         PreTrainedModel,
+        PreTrainedTokenizerFast,
     )
     from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
     from transformers.masking_utils import AttentionMaskInterface
@@ -496,6 +499,27 @@ def make_llama(config: Mapping[str, Any], weights: State | None = None) -> Model
         assert not missing, f"weights are missing: {sorted(missing)}"
         assert not problems.unexpected_keys, f"weights are unknown: {problems.unexpected_keys}"
     return cast("Model", model.eval())
+
+
+def byte_tokenizer(special: Sequence[str], template: str) -> Any:  # noqa: ANN401 - of transformers
+    """Make a tokenizer whose tokens are the 256 bytes, and special ones behind them: the first begins, the last ends.
+
+    Args:
+        special: further tokens.
+        template: of conversations.
+    """
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return cast("Any", PreTrainedTokenizerFast)(
+        tokenizer_object=tokenizer,
+        bos_token=special[0],
+        eos_token=special[-1],
+        clean_up_tokenization_spaces=False,
+        chat_template=template,
+    )
 
 
 @torch.no_grad()

@@ -121,7 +121,8 @@ async def _answered(app: FastAPI, request: BatchRequest) -> tuple[int, bytes]:
     async def receive() -> Message:
         if sent:
             return {"type": "http.request", "body": sent.pop(), "more_body": False}
-        return await asyncio.get_running_loop().create_future()  # the client stays
+        gone: Message = await asyncio.get_running_loop().create_future()  # never: the client stays
+        return gone
 
     async def send(message: Message) -> None:
         nonlocal status

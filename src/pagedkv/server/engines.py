@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, final
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.contract.spec import keeps_state
 from pagedkv.engine import LLM, AnswerStream, AsyncLLM, EngineConfig, Intent, SamplingParams, StepRecord, TierStatistics
-from pagedkv.engine.demo.trained import load_demo, load_demo_tokenizer
+from pagedkv.engine.demo.babbling import babbling_tokenizer, load_babbling
+from pagedkv.engine.demo.trained import FOLDER, load_demo
 from pagedkv.engine.loading import load, load_tokenizer
 from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.model_folder import CHAT_DEMO
+from pagedkv.probe import compat
 from pagedkv.scheduling import longest_alone
 from pagedkv.server.answer_formats import AnswerFormats, Formats
 
@@ -289,11 +291,12 @@ def tokenizer_of(model: str | None) -> Any:  # noqa: ANN401 - of transformers, o
     """Load a model's tokenizer alone. Raises ConfigurationError where there is none.
 
     Args:
-        model: a folder or a name; None, or :data:`~pagedkv.model_folder.CHAT_DEMO`: the model of the demonstration.
+        model: a folder or a name; None: the model of the demonstration; :data:`~pagedkv.model_folder.CHAT_DEMO`:
+            the one for benchmarks.
     """
-    if model in {None, CHAT_DEMO}:
-        return load_demo_tokenizer(is_chat=model == CHAT_DEMO)
-    return _required(load_tokenizer(str(model)), model)
+    if model == CHAT_DEMO:
+        return babbling_tokenizer()
+    return _required(load_tokenizer(str(FOLDER) if model is None else model), model)
 
 
 def build_engine(  # noqa: PLR0913 - a model's settings, the rare ones by keywords
@@ -308,7 +311,8 @@ def build_engine(  # noqa: PLR0913 - a model's settings, the rare ones by keywor
     """Load a model, and build an engine for a server; return the engine and the model's tokenizer.
 
     Args:
-        model: a folder or a name; None, or :data:`~pagedkv.model_folder.CHAT_DEMO`: the model of the demonstration.
+        model: a folder or a name; None: the model of the demonstration; :data:`~pagedkv.model_folder.CHAT_DEMO`:
+            the one for benchmarks.
         dtype: type of its weights.
         engine: memory and limits; answers end at the longest sequence, as clients expect.
         tenants: limits of tenants, by name; None: tenants are not distinguished.
@@ -319,11 +323,16 @@ def build_engine(  # noqa: PLR0913 - a model's settings, the rare ones by keywor
     Raises:
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
     """
-    is_demo = model in {None, CHAT_DEMO}
-    loaded, tokenizer = load_demo(device, is_chat=model == CHAT_DEMO) if is_demo else load(str(model), dtype, device)
+    loaded, tokenizer = _load(model, dtype, device)
     engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
     drafting = None if draft_model is None else load(draft_model, dtype, device)[0]
     return LLM(loaded, engine, tokenizer=_required(tokenizer, model), draft_model=drafting), tokenizer
+
+
+def _load(model: str | None, dtype: str, device: str) -> tuple[compat.Model, Any]:
+    if model is None:
+        return load_demo(device)
+    return load_babbling(device) if model == CHAT_DEMO else load(model, dtype, device)
 
 
 def _required(tokenizer: Any, model: str | None) -> Any:  # noqa: ANN401 - as above

@@ -84,7 +84,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     demo: Annotated[
         str,
         option(
-            "facts|chat", "The demonstration's model: told of facts alone, or for benchmarks, which may ask anything."
+            "facts|chat",
+            "Without MODEL: one that finds facts, or one of random weights for benchmarks, which may ask anything.",
         ),
     ] = "facts",
     host: Annotated[str, option("ADDRESS", "Address to listen at.", panel=SERVER)] = ("127.0.0.1"),
@@ -277,7 +278,7 @@ def _as_served(model: str, demo: str) -> str | None:
     """Return the model as engines take it. Raises ConfigurationError."""
     is_chat = as_choice(demo, ("facts", "chat"), "--demo") == "chat"
     if model != DEMO and is_chat:
-        raise ConfigurationError("--demo chat is the demonstration's model: leave MODEL out")
+        raise ConfigurationError("--demo chat is a model of its own: leave MODEL out")
     return model if model != DEMO else CHAT_DEMO if is_chat else None
 
 

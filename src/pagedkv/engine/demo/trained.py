@@ -15,11 +15,6 @@ from pagedkv.probe import compat
 FOLDER: Final = Path(__file__).parent / "model"
 """``config.json`` and ``model.safetensors``, as transformers reads them."""
 
-CHAT_POSITIONS: Final = 32_768
-CHAT_TEMPLATE: Final = """\
-{{- bos_token -}}{%- for message in messages -%}{{ ' ' + (message['content'] or '') }}{%- endfor -%}"""
-"""As the tokenizer's own, which refuses what the model was not trained for."""
-
 SHA256: Final = "2a79a8c2e7211af9a23af53ed508716b56492e24de65cd1ebdd3182c9cf73517"
 """Digest of ``model.safetensors``. Another training run reaches the same accuracy, with other weights."""
 
@@ -53,27 +48,16 @@ def load_trained(folder: Path = FOLDER, *, max_positions: int | None = None) -> 
     return compat.make_llama({**config, **given}, weights)
 
 
-def load_demo_tokenizer(*, is_chat: bool = False) -> Tokenizer:
-    """Load the tokenizer alone, as of :func:`load_demo`."""
-    tokenizer: Any = compat.load_tokenizer(str(FOLDER))
-    if is_chat:
-        tokenizer.chat_template = CHAT_TEMPLATE
-    loaded: Tokenizer = tokenizer
-    return loaded
-
-
-def load_demo(device: str = "auto", *, is_chat: bool = False) -> tuple[compat.Model, Tokenizer]:
+def load_demo(device: str = "auto") -> tuple[compat.Model, Tokenizer]:
     """Load the model and its tokenizer, which has a chat template.
 
     Args:
         device: for its weights and blocks, as of :func:`~pagedkv.engine.loading.usable_device`; with ``auto``
             it is on the CPU, which is fast enough for it.
-        is_chat: for benchmarks of a server: its template takes conversations about anything, and sequences may have
-            :data:`CHAT_POSITIONS`. Answers about anything but facts, or beyond 1,024 positions, mean nothing.
 
     Raises:
         ConfigurationError: as of :func:`load_trained`, or there is no such device.
     """
-    model: Any = load_trained(max_positions=CHAT_POSITIONS if is_chat else None)
-    tokenizer = load_demo_tokenizer(is_chat=is_chat)
+    tokenizer: Tokenizer = compat.load_tokenizer(str(FOLDER))
+    model: Any = load_trained()
     return model if device == "auto" else model.to(usable_device(device)), tokenizer
