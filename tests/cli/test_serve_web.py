@@ -142,7 +142,7 @@ def test_a_template_that_cannot_be_parsed_ends_the_start(tmp_path: Path) -> None
         (("--ssl-certfile", TLS / "missing.pem"), "missing.pem cannot be used"),
         (("--ssl-certfile", CERTIFICATE, "--ssl-keyfile", CERTIFICATE), "cannot be used"),
         (("--chat-template", TLS / "missing.jinja"), "missing.jinja cannot be read"),
-        (("--root-path", "llm"), "root_path must begin with /"),
+        (("--root-path", "llm"), "--root-path must begin with /"),
         (("--api-key", "a", "--api-keys", TLS / "keys.toml"), "keys.toml"),
     ],
 )

@@ -327,7 +327,7 @@ def test_breakpoints_become_leases(server: Running, client: Client) -> None:
         ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, openai.BadRequestError, "input is empty"),
         ({"input": [{"role": "robot", "content": "x"}]}, openai.BadRequestError, "role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, openai.BadRequestError, "item_reference"),
-        ({"input": [{"type": "function_call", "call_id": "x"}]}, openai.BadRequestError, "name"),
+        ({"input": [{"type": "function_call", "call_id": "x", "arguments": ""}]}, openai.BadRequestError, "name"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             openai.BadRequestError,

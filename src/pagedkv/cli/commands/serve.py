@@ -50,7 +50,9 @@ class WebOptions:
     ] = 0
 
     def encryption(self) -> dict[str, object]:
-        """Return uvicorn's options of TLS; empty without a certificate. Raises ConfigurationError."""
+        """Return uvicorn's options of TLS; empty without a certificate. Raises ConfigurationError, for the path too."""
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ConfigurationError(f"--root-path must begin with / and not end with it, got {self.root_path!r}")
         if self.ssl_certfile is None:
             if self.ssl_keyfile is not None or self.ssl_ca_certs is not None or self.ssl_cert_reqs:
                 raise ConfigurationError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
@@ -74,7 +76,7 @@ class WebOptions:
 
 
 @command
-def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is checked where it is said
+def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; each is checked where it is said
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="Folder of a model, its name on the hub of Hugging Face, or demo."),
@@ -178,7 +180,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
             "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
         )
     _require_usable(engine, api_keys, request_log)
-    encryption = web.encryption()
+    encryption, served = web.encryption(), _as_served(model, demo)
+    template = None if chat_template is None else _read_template(chat_template)
     if api_keys is not None and api_key:
         raise ConfigurationError(
             "--api-key and --api-keys are both given: callers have tenants, or share all; give one"
@@ -189,7 +192,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     for folder in (model, engine.draft_model):
         if folder not in {DEMO, None}:
             require_model(str(folder))
-    sockets = bound(host, port, "--host", "--port")
+    sockets = bound(host, port, "--host", "--port")  # last: what is refused above leaves no socket
     with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
@@ -221,7 +224,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
     events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
         server_building.Serving(
-            _as_served(model, demo),
+            served,
             dtype,
             engine_config,
             config,
@@ -230,7 +233,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option; each is c
             engine.draft_model,
             device,
             has_own_process=not one_process,
-            chat_template=None if chat_template is None else _read_template(chat_template),
+            chat_template=template,
         ),
         server_building.Replicas(replicas, routed, ray, gpus_each),
         inspects=inspect or inspect_texts,
