@@ -149,7 +149,7 @@ def keep_ends(state: SpaceState, batch: Int32Array) -> None:
             if position % group.block_size and parent is not None:
                 _keep_tail(state, checkpoints, group, row, position, parent, is_end=True, before=before)
         for named in checkpoints.continued.pop(row, ()):
-            _supersede(state, named)
+            supersede(state.pools[named.pool].arrays, named.block, named.life)
 
 
 def _parent_of_end(state: SpaceState, group: Group, row: int, position: int) -> Uint32Array | None:
@@ -177,12 +177,12 @@ def _has_to_itself(state: SpaceState, group: Group, row: int, index: int) -> boo
     return bool(record[REF_COUNT] == 1 and record[HOLD_STEP] <= state.settled_step)
 
 
-def _supersede(state: SpaceState, named: NamedLife) -> None:
+@compiled
+def supersede(pool: PoolArrays, block: int, life: int) -> None:
     """Drop what a later end takes the place of, unless it is in use, leased, or another block by now."""
-    arrays = state.pools[named.pool].arrays
-    record = arrays.records[named.block]
-    if record[LIFE] == named.life and record[NAME] and record[REF_COUNT] == 0 and not is_leased(arrays, named.block):
-        drop_name(arrays, named.block, SHED)
+    is_free = pool.records[block, LIFE] == life and pool.records[block, REF_COUNT] == 0
+    if is_free and pool.records[block, NAME] and not is_leased(pool, block):
+        drop_name(pool, block, SHED)
 
 
 def go_on_from(state: SpaceState, row: int, tails: Sequence[Tail]) -> None:

@@ -68,6 +68,7 @@ def _do_rare_things(build: "_Build", of: Callable[[BlockSpace], BlockSpace]) -> 
     branch(of(build.plain()), None)
     write_over_kept_states(of(build.few_states()))
     continue_in_the_state_itself(of(build.few_states()))
+    _go_on_from_ends(of(build.few_states()))
     continue_in_the_block_itself(of(build.few_blocks()))
 
 
@@ -380,6 +381,14 @@ def _keep_states(space: BlockSpace) -> None:
     space.free([row, _admitted(space)])
     space.match(np.array(PROMPT))
     _go_on_from_a_state(space)
+
+
+def _go_on_from_ends(space: BlockSpace) -> None:
+    """Serve turns of a conversation, each from where the last one ended."""
+    for num_tokens in (11, 18, 24):
+        row = _admitted(space, tuple(range(400, 400 + num_tokens)))
+        space.append([row], [7])
+        space.free([row], keeps_end=True)
 
 
 def _go_on_from_a_state(space: BlockSpace) -> None:
