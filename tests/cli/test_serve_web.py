@@ -46,7 +46,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             yield client
     finally:
         process.terminate()
-        process.wait(PATIENCE_S)
+        process.communicate(timeout=PATIENCE_S)
         process.stderr.close()
 
 

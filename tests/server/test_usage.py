@@ -23,7 +23,8 @@ def test_written_tokens_are_hit_by_a_longer_prompt(name: str) -> None:
         (first,) = llm.generate([prompt], ONE)
         usage = usage_of([first], facts)
         (longer,) = llm.generate([[*prompt, 1, 2, 3]], ONE)
-        assert longer.num_cached_tokens == usage.num_read + usage.num_written
+        at_the_end = longer.num_cached_tokens - usage.num_read - usage.num_written
+        assert 0 <= at_the_end < facts.block_size, "the state where an answer ended, inside a block, is nobody's cost"
         num_written += usage.num_written
     assert num_written > 200
 
