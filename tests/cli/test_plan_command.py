@@ -177,9 +177,13 @@ def test_a_pipe_cannot_be_read_for_each_point(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_is_not_there_is_named_with_the_reason(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "gone", "No such file or directory"), (tmp_path, "Is a directory")):
+    gone = "cannot be opened: No such file or directory"
+    empty = (
+        "the folder has no file that ends in .jsonl or .json, also compressed. Name a folder of session files or logs"
+    )
+    for path, reason in ((tmp_path / "gone", gone), (tmp_path, f"{empty}, or a file")):
         result = run("plan", path, *SMALL)
-        assert (result.exit_code, result.stderr) == (2, f"pagedkv: {path}: cannot be opened: {reason}\n")
+        assert (result.exit_code, result.stderr) == (2, f"pagedkv: {path}: {reason}\n")
 
 
 def test_a_fault_in_the_trace_is_told_by_whichever_process_finds_it(cost: Path, tmp_path: Path) -> None:

@@ -273,11 +273,14 @@ def test_a_broken_trace_gets_one_line_and_leaves_no_file(tmp_path: Path, broken:
 
 
 def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
-    for trace in (tmp_path / "missing", tmp_path):
+    for trace, reason in (
+        (tmp_path / "missing", "cannot be opened"),
+        (tmp_path, "the folder has no file that ends in"),
+    ):
         result = run("replay", trace)
         assert (result.exit_code, result.stdout) == (2, "")
         (message,) = result.stderr.splitlines()
-        assert message.startswith(f"pagedkv: {trace}: cannot be opened")
+        assert message.startswith(f"pagedkv: {trace}: {reason}")
 
 
 @pytest.mark.parametrize(
