@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.request import Request, urlopen
@@ -35,10 +35,34 @@ KINDS: Final = (
 LASTING: Final = tuple(kind for kind in KINDS if kind not in {"host", "object in memory"})
 """Those whose content another body, or another process, finds again."""
 LARGE_CAP: Final = 2**40
+CLOSED_WITHIN_S: Final = 30.0
 MOTO: Final = Path(sys.prefix) / "moto" / "bin"
 BUCKET: Final = "tiers"
 SERVERS: Final = {"redis": "redis_url", "object in S3": "s3_url"}
 """The fixture of each kind that has a server."""
+
+
+def unmount(folder: Path) -> None:
+    """Unmount a file system, once this process has closed all files there.
+
+    Raises AssertionError: files stay open. Whoever else looks at it for a moment (an indexer, a backup) may go on: the
+    mount is detached, and ends with the last one.
+    """
+    until = time.monotonic() + CLOSED_WITHIN_S
+    while opened := _opened_below(folder):
+        assert time.monotonic() < until, f"left open: {opened}"
+        threading.Event().wait(0.01)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True)  # noqa: S607
+
+
+def _opened_below(folder: Path) -> list[str]:
+    """Return the files below a folder that this process has open, or has mapped."""
+    found: list[str] = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    found += [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [path for path in found if path.startswith(f"{folder}/")]
 
 
 class Server:

@@ -18,6 +18,7 @@ import pytest
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import fault_of
 from pagedkv.tiers.folder_body import _begin
+from tests.tiers.bodies import unmount
 from tests.tiers.folder_writers import (
     FINGERPRINT,
     body,
@@ -337,4 +338,4 @@ def test_a_full_disk_is_an_answer_and_leaves_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
         if is_mounted:
-            subprocess.run(["umount", str(disk)], check=True)  # noqa: S607
+            unmount(disk)

@@ -15,8 +15,8 @@ from itertools import product
 from typing import Annotated, ClassVar, Final, TypeVar, cast
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.model_reading import named_model
 from pagedkv.cli.options import flag, option, parse_gib, parse_gpu, parse_size
+from pagedkv.cli.progress import named_model
 from pagedkv.cli.serving import ServingOptions, TierOptions, TierRates, origin_of
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.contract.space_config import GIB

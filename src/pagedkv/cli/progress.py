@@ -1,7 +1,7 @@
 """Progress on a terminal's stderr: a status while loops compile, bars while a trace runs, the state of an engine."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
@@ -13,6 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from pagedkv.cli.interrupting import leaving_at_once
+from pagedkv.models import ModelMemory
+from pagedkv.planner.models import asks_class, read_model
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
@@ -27,6 +29,13 @@ def prepare(compile_loops: Callable[[], None]) -> None:
 def working(what: str) -> AbstractContextManager[object]:
     """Show a status for work of unknown duration."""
     return Console(stderr=True).status(what)
+
+
+def named_model(name_or_path: str, kv_dtype: str | None = None) -> ModelMemory:
+    """Read the memory of a model. Raises ConfigurationError as :func:`pagedkv.planner.models.read_model`."""
+    status = working(f"Asking the model's class what its layers keep: {name_or_path}")
+    with status if asks_class(name_or_path) else nullcontext():
+        return read_model(name_or_path, kv_dtype)
 
 
 @contextmanager

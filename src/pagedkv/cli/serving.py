@@ -15,7 +15,6 @@ from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, cast
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.model_reading import named_model
 from pagedkv.cli.options import (
     option,
     parse_blocks,
@@ -26,7 +25,7 @@ from pagedkv.cli.options import (
     parse_size_with_unit,
     require_memory,
 )
-from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.progress import named_model, prepare, progress_bars
 from pagedkv.cli.trace_options import TimedTraceOptions, TraceSources
 from pagedkv.cli.user_errors import as_typed
 from pagedkv.contract.space_config import DEFAULT_EVICTION, blocks_that_fit

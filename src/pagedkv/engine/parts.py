@@ -98,8 +98,6 @@ class EngineParts:
             compiled = _compiled(self._model, self._groups) if self.config.compile_model else None
             runner = self._new_runner(traits, compiled)
             memory = runner.prepare(self.config.max_sequences)
-            self.choices = "; ".join([self.choices, *(compiled.joined if compiled is not None else [])])
-            return runner, memory  # noqa: TRY300 - what fails above is what falls back
         except Exception as problem:
             if not (self.config.compile_model and may_fall_back):
                 raise
@@ -107,6 +105,8 @@ class EngineParts:
             self.choices = f"{self.choices}; the model is not compiled after all: {first_line}"
             self.config = replace(self.config, compile_model=False)
             return self._prepared(traits, may_fall_back=False)
+        self.choices = "; ".join([self.choices, *(compiled.joined if compiled is not None else [])])
+        return runner, memory
 
     def _new_runner(self, traits: ModelTraits, compiled: CompiledModel | None) -> ModelRunner:
         model, groups = self._model, self._groups

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import msgspec
 from fastapi import FastAPI
-from starlette.types import Message
 
 from pagedkv.errors import TraceError
 from pagedkv.server.service import new_id
@@ -30,7 +30,6 @@ REMEDY: Final = (
     'Each line must be {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, its url '
     f"one of {', '.join(URLS)}"
 )
-FIRST_ERROR: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +85,22 @@ async def answer_batch(
         most_at_once: requests that are under way at once.
     """
     num_failed = 0
-    waiting: deque[tuple[BatchRequest, asyncio.Task[tuple[int, bytes]]]] = deque()
+    waiting: deque[tuple[BatchRequest, asyncio.Task[httpx.Response]]] = deque()
 
     async def write_first() -> None:
         nonlocal num_failed
         request, task = waiting.popleft()
-        status, content = await task
-        num_failed += status >= FIRST_ERROR
-        write(_result(request, status, content))
+        response = await task
+        num_failed += response.is_error
+        write(_result(request, response))
 
-    async with app.router.lifespan_context(app):
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://batch") as client,
+    ):
         for request in requests:
-            waiting.append((request, asyncio.create_task(_answered(app, request))))
+            waiting.append((request, asyncio.create_task(client.post(request.url, json=request.body))))
             if len(waiting) >= most_at_once:
                 await write_first()
         while waiting:
@@ -105,43 +108,9 @@ async def answer_batch(
     return num_failed
 
 
-def _result(request: BatchRequest, status: int, content: bytes) -> bytes:
-    body = msgspec.json.decode(content)
-    response = {"status_code": status, "request_id": new_id("req_"), "body": body}
-    error = body.get("error") if status >= FIRST_ERROR else None
-    line = {"id": new_id("batch_req_"), "custom_id": request.custom_id, "response": response, "error": error}
+def _result(request: BatchRequest, response: httpx.Response) -> bytes:
+    body = response.json()
+    whole = {"status_code": response.status_code, "request_id": new_id("req_"), "body": body}
+    error = body.get("error") if response.is_error else None
+    line = {"id": new_id("batch_req_"), "custom_id": request.custom_id, "response": whole, "error": error}
     return msgspec.json.encode(line) + b"\n"
-
-
-async def _answered(app: FastAPI, request: BatchRequest) -> tuple[int, bytes]:
-    """Call the application; return status and body."""
-    sent = [msgspec.json.encode(request.body)]
-    status, content = 0, bytearray()
-
-    async def receive() -> Message:
-        if sent:
-            return {"type": "http.request", "body": sent.pop(), "more_body": False}
-        gone: Message = await asyncio.get_running_loop().create_future()  # never: the client stays
-        return gone
-
-    async def send(message: Message) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        content.extend(message.get("body", b""))
-
-    scope: dict[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": request.url,
-        "raw_path": request.url.encode(),
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-        "server": ("batch", 80),
-        "client": ("batch", 0),
-    }
-    await app(scope, receive, send)
-    return status, bytes(content)

@@ -5,8 +5,6 @@ import errno
 import shutil
 import stat
 import subprocess
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,13 +14,12 @@ import redis
 from pagedkv.tiers.body import Body
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.redis_body import RedisBody
-from tests.tiers.bodies import RedisServer
+from tests.tiers.bodies import RedisServer, unmount
 from tests.tiers.faults.contents import IDENTITY
 from tests.tiers.faults.faulty_body import FaultyBody
 
 FINGERPRINT: Final = IDENTITY.fingerprint
 CALL_TIMEOUT_S: Final = 0.15
-UNMOUNTING_S: Final = 10.0
 NO_MEMORY: Final = "1"
 
 
@@ -139,13 +136,9 @@ class FolderMedium:
 
     def close(self) -> None:
         """Unmount the file system, once calls that were given up have closed their files."""
-        ends_at = time.monotonic() + UNMOUNTING_S
-        while self._is_mounted:
-            ran = subprocess.run(["umount", str(self._folder)], check=False, capture_output=True, text=True)  # noqa: S607
-            self._is_mounted = ran.returncode != 0
-            if self._is_mounted:
-                assert time.monotonic() < ends_at, ran.stderr
-                threading.Event().wait(0.01)
+        if self._is_mounted:
+            unmount(self._folder)
+            self._is_mounted = False
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()

@@ -19,10 +19,9 @@ import typer
 from rich.progress import Progress
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.model_reading import named_model
 from pagedkv.cli.options import command, flag, option, parse_gib_list, parse_size
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
-from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.progress import named_model, prepare, progress_bars
 from pagedkv.cli.tables import print_first, print_numbers, print_table, print_warnings, share, shown_parts
 from pagedkv.cli.trace_options import (
     NO_MERGING,

@@ -97,8 +97,7 @@ def _key_of(seeds, samples, positions, row):
 def _words_kernel(seeds, samples, positions, out, out_n, first, num_tokens, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    key = _key_of(seeds, samples, positions, row + tl.zeros([TILE], tl.int64))
-    word = _word(key, index.to(tl.int64) + first)
+    word = _word(_key_of(seeds, samples, positions, row), index.to(tl.int64) + first)
     tl.store(out + row * out_n + index, word.to(tl.int64, bitcast=True), mask=index < num_tokens)
 
 
