@@ -8,6 +8,7 @@ import pytest
 from pagedkv.simulation.cost import CostModel, read_cost_model
 from pagedkv.tiers import parse_nbytes
 from tests.cli.command import run
+from tests.server.serving import Script, make_service, running
 from tests.simulation.calibration.measured import drawn_steps, write_csv
 
 KNOWN = CostModel(fixed_s=2e-3, token_compute_s=4e-5, weights_s=8e-3, context_token_s=5e-8)
@@ -79,13 +80,38 @@ def test_a_tier_that_cannot_be_measured_gets_one_line(steps: Path, tmp_path: Pat
         ("--tier", f"redis:///{tmp_path}"): "does not answer",
         ("--tier", "host:1GiB", steps): "--tier measures a tier, and takes no steps",
         ("--tier", "host:1GiB", "-o", tmp_path / "c"): "--tier measures a tier",
-        (): "give STEPS and --output for a cost model, or --tier",
-        (steps,): "give STEPS and --output",
+        (): "give --output for a cost model, or --tier",
+        (steps,): "give --output for a cost model",
     }
     for given, message in refused.items():
         result = run("calibrate", *given)
         assert result.exit_code == 2
         assert message in " ".join(result.stderr.split())
+
+
+def test_a_running_server_is_measured_or_its_steps_are_refused(tmp_path: Path) -> None:
+    """On a machine that is busy with other things, steps of one size differ too much."""
+    output = tmp_path / "cost.json"
+    with running(make_service(Script(), longest=400)) as url:
+        result = run("calibrate", "--url", url, "--seconds", 2, "-o", output)
+    if result.exit_code:
+        assert "the fitted cost model is off by" in result.stderr
+        assert not output.exists()
+    else:
+        assert f"Cost model fitted to the server at {url}" in " ".join(result.stdout.split())
+        assert read_cost_model(str(output)).token_compute_s > 0
+        assert json.loads(output.read_text())["calibration"]["read_as"] == f"the server at {url}"
+
+
+def test_options_of_measuring_a_server_are_checked(steps: Path, tmp_path: Path) -> None:
+    output = ("-o", tmp_path / "c")
+    assert "give STEPS, or --url" in run("calibrate", steps, "--url", "http://127.0.0.1:1", *output).stderr
+    assert "give STEPS, or --url" in run("calibrate", *output).stderr
+    assert "give --url as well" in run("calibrate", steps, "--seconds", 3, *output).stderr
+    refused = run("calibrate", "--url", "http://127.0.0.1:1", *output)
+    assert refused.exit_code == 2
+    assert "http://127.0.0.1:1: ClientConnectorError" in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
 def test_options_are_checked(steps: Path, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ def test_help_has_a_short_name(command: tuple[str, ...]) -> None:
         ("--eviction none", "--eviction must be one of"),
         ("--max-body 32", "--max-body 32 has no unit: write 32MB"),
         ("--request-log gone/log.jsonl", "there is no folder gone"),
+        ("--step-log gone/log.jsonl", "there is no folder gone"),
+        ("--step-log log.jsonl --replicas 2", "--step-log needs --replicas 1"),
         ("--tier host", "a tier is host:SIZE"),
         ("--host 0.0.0.0", "--host 0.0.0.0 can be reached from other machines, and there are no API keys"),
         ("--host 203.0.113.77 --without-keys", "the server cannot listen at 203.0.113.77:8000"),

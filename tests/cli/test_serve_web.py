@@ -17,6 +17,7 @@ from pagedkv.engine.demo.babbling import WRITTEN, babbling_tokenizer
 from pagedkv.errors import ConfigurationError
 from pagedkv.server import SharedKeys
 from pagedkv.server.http import ApiError
+from pagedkv.simulation.calibration import read_steps
 from tests.cli.command import run, start
 
 TLS: Final = Path(__file__).parent / "tls"
@@ -26,14 +27,21 @@ TEMPLATE: Final = "{% for message in messages %}{{ message.content }}{% endfor %
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the server's files."""
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx.Client]:
     """Ask a served demonstration, as behind a proxy that leaves the path as it is."""
-    template = tmp_path_factory.mktemp("served") / "template.jinja"
+    template = folder / "template.jinja"
     template.write_text(TEMPLATE)
     options = ("--port", 0, "--api-key", "one", "--api-key", "two", "--root-path", "/llm", "--chat-template", template)
     names = ("--served-model-name", "first", "--served-model-name", "second")
     encrypted = ("--ssl-certfile", CERTIFICATE, "--ssl-keyfile", TLS / "key.pem")
-    process = start("serve", "--demo", "chat", *options, *names, *encrypted)
+    logged = ("--step-log", folder / "steps.jsonl")
+    process = start("serve", "--demo", "chat", *options, *names, *encrypted, *logged)
     assert process.stderr is not None
     told = (line.decode() for line in process.stderr)
     try:
@@ -62,6 +70,15 @@ def test_requests_may_give_each_name(client: httpx.Client) -> None:
     for name in ("first", "second"):
         assert ask(client, "/v1/completions", model=name, prompt="x", max_tokens=1)["model"] == "first"
     assert client.post("/v1/completions", json={"model": "third", "prompt": "x"}).status_code == 404
+
+
+def test_steps_are_logged_while_the_server_runs(client: httpx.Client, folder: Path) -> None:
+    """Those of an answer are there before its last token is."""
+    before = len((folder / "steps.jsonl").read_text().splitlines())
+    ask(client, "/v1/completions", model="first", prompt="x" * 40, max_tokens=5, ignore_eos=True)
+    steps = read_steps(str(folder / "steps.jsonl"))
+    assert steps.num_new_tokens[before] > 5  # the prompt
+    assert steps.num_new_tokens[before + 1 :].tolist() == [1] * 4
 
 
 def test_each_key_is_known_and_others_are_refused(client: httpx.Client) -> None:

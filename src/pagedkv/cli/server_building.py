@@ -23,6 +23,7 @@ from pagedkv.server import (
     ServerConfig,
     Service,
     SharedKeys,
+    StepLog,
     add_inspected,
     add_inspector,
     create_app,
@@ -286,3 +287,25 @@ def log_requests(service: Service, path: Path | None, *, writes_tokens: bool) ->
             log.close()
         except OSError as problem:
             raise OutputError(f"the request log is not complete: {problem}") from problem
+
+
+@contextmanager
+def log_steps(service: Service, path: Path | None) -> Iterator[None]:
+    """Write the steps of the engine, while this is open.
+
+    Raises:
+        ConfigurationError: the path is invalid.
+        OutputError: the last steps cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    log = StepLog(path, service.engine.facts.block_size)
+    service.on_step.append(log.stepped)
+    try:
+        yield
+    finally:
+        try:
+            log.close()
+        except OSError as problem:
+            raise OutputError(f"the step log is not complete: {problem}") from problem

@@ -34,7 +34,7 @@ from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, Process
 from pagedkv.server.engines import EngineFacts, LocalEngine, Route, ServedEngine
 from pagedkv.server.http import ApiError
 from pagedkv.server.inspector import add_inspected, add_inspector
-from pagedkv.server.request_log import RequestLog
+from pagedkv.server.request_log import RequestLog, StepLog
 from pagedkv.server.running import run
 from pagedkv.server.service import Served, Service
 
@@ -56,6 +56,7 @@ __all__ = [
     "ServerConfig",
     "Service",
     "SharedKeys",
+    "StepLog",
     "add_inspected",
     "add_inspector",
     "create_app",

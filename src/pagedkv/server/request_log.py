@@ -1,5 +1,7 @@
 """RequestLog: writes the served requests as a trace that ``pagedkv curve``, ``plan`` and ``replay`` read.
 
+StepLog: writes the steps of the engine as ``pagedkv calibrate`` reads them.
+
 A trace is in order of arrival, so a row is written once its request and all earlier requests have ended. A request that
 delays too many rows is written before its end, with its tokens so far and the status ``under way``; its prompt, which
 determines what later prompts hit, is complete. A prompt is written as ids of its blocks, which are digests under a
@@ -8,11 +10,13 @@ the tenant's salt, as the blocks' identities do.
 """
 
 import hashlib
+import logging
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Final, final
@@ -20,10 +24,12 @@ from typing import Any, Final, final
 import msgspec
 import numpy as np
 
+from pagedkv.engine import StepRecord
 from pagedkv.errors import ConfigurationError
 from pagedkv.server.generation import GenerationRequest
 from pagedkv.server.service import Served
 
+LOG: Final = logging.getLogger(__name__)
 NUM_BYTES: Final = 8
 LARGEST_ID: Final = 2**63 - 1
 MOST_HELD: Final = 1024
@@ -55,12 +61,7 @@ class RequestLog:
         most_held: int = MOST_HELD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        try:
-            self._file: BufferedWriter = path.open("xb")
-        except FileExistsError as problem:
-            raise ConfigurationError(f"the request log {path} already exists: name a new file") from problem
-        except OSError as problem:
-            raise ConfigurationError(f"the request log {path} cannot be written: {problem}") from problem
+        self._file = _new_file(path, "request log")
         self._block_size = block_size
         self._writes_tokens = writes_tokens
         self._num_so_far = num_so_far
@@ -179,3 +180,44 @@ class RequestLog:
             yield
         except OSError as problem:
             raise OSError(problem.errno, problem.strerror, self._file.name) from problem
+
+
+@final
+class StepLog:
+    """Writes each step that computed tokens as a line of JSON: its ``StepRecord``, and ``block_size``.
+
+    Args:
+        path: a file that does not exist yet.
+        block_size: tokens of a block, by which a reader converts blocks in use to tokens.
+
+    Raises:
+        ConfigurationError: the file cannot be written, or exists.
+    """
+
+    def __init__(self, path: Path, block_size: int) -> None:
+        self._file = _new_file(path, "step log")
+        self._block_size = block_size
+
+    def stepped(self, record: StepRecord) -> None:
+        """Write a step at once; an error of the file, such as a full disk, is logged and ends no step. O(1)."""
+        if not record.num_tokens:
+            return
+        try:
+            self._file.write(msgspec.json.encode({**asdict(record), "block_size": self._block_size}) + b"\n")
+            self._file.flush()
+        except OSError as failure:
+            LOG.error("a step was not logged: %s", failure)  # noqa: TRY400 - the message has the cause
+
+    def close(self) -> None:
+        """Close the file. Raises OSError."""
+        self._file.close()
+
+
+def _new_file(path: Path, what: str) -> BufferedWriter:
+    """Make a file. Raises ConfigurationError: it exists, or cannot be made."""
+    try:
+        return path.open("xb")
+    except FileExistsError as problem:
+        raise ConfigurationError(f"the {what} {path} already exists: name a new file") from problem
+    except OSError as problem:
+        raise ConfigurationError(f"the {what} {path} cannot be written: {problem}") from problem

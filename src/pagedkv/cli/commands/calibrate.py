@@ -1,4 +1,4 @@
-"""``pagedkv calibrate``: a cost model from measured steps, for ``--cost-model``; the speed of a tier.
+"""``pagedkv calibrate``: a cost model from steps of a file or of a server, for ``--cost-model``; the speed of a tier.
 
 ``pagedkv validate``: compares a cost model with measured steps.
 """
@@ -13,7 +13,7 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.options import command, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
-from pagedkv.cli.progress import prepare, working
+from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
 from pagedkv.cli.user_errors import as_typed
 from pagedkv.errors import ConfigurationError
@@ -38,15 +38,22 @@ from pagedkv.simulation.cost import CALIBRATION_KEY, CostModel, read_cost_model
 from pagedkv.tiers import parse_tier
 
 GB = 1e9
+MEASURED_S: Final = 120.0
 
 
 @command
 def calibrate(  # noqa: PLR0913 - its parameters are the options
     steps: Annotated[
         str | None,
-        typer.Argument(help="CSV of steps, StepRecords as JSON lines, a vLLM log or bench result. Not with --tier."),
+        typer.Argument(help="CSV of steps, a step log, a vLLM log or bench result. Not with --url or --tier."),
     ] = None,
     *,
+    url: Annotated[
+        str | None,
+        option("URL", "Measure this server instead, which serves nothing else meanwhile; pagedkv\\[route]."),
+    ] = None,
+    seconds: Annotated[float, option("S", "With --url: how long it is measured.")] = MEASURED_S,
+    api_key: Annotated[str | None, option("KEY", "With --url: a key of the server.")] = None,
     output: Annotated[
         Path | None, option("FILE", "The cost model, as --cost-model takes it.", "-o", "--output")
     ] = None,
@@ -62,9 +69,9 @@ def calibrate(  # noqa: PLR0913 - its parameters are the options
 ) -> None:
     """Fit a cost model to measured steps of an engine, and show its error.
 
-    A CSV file has a header and a step a line: num_new_tokens and seconds, and if you can count them
-    num_attended_pairs, num_context_tokens and num_sequences. At least 20 steps, of different sizes.
-    docs/models-and-costs.md explains each.
+    Steps come from a file, or are measured: --url sends a server random prompts, alone and in batches. A CSV file
+    has a header and a step a line: num_new_tokens and seconds, and if you can count them num_attended_pairs,
+    num_context_tokens and num_sequences. At least 20 steps, of different sizes. docs/models-and-costs.md explains each.
 
     For example:
 
@@ -74,35 +81,56 @@ def calibrate(  # noqa: PLR0913 - its parameters are the options
 
     pagedkv calibrate bench.json -o cost.json
 
+    pagedkv calibrate --url http://127.0.0.1:8000 -o cost.json
+
     pagedkv calibrate --tier folder:/var/cache/pagedkv:10GiB
 
     pagedkv replay trace.jsonl.gz --model llama-3.1-8b --memory 40 --cost-model cost.json
     """
     if tier is not None:
-        if steps is not None or output is not None or base is not None:
-            raise ConfigurationError("--tier measures a tier, and takes no steps, --output or --base")
+        if steps is not None or url is not None or output is not None or base is not None:
+            raise ConfigurationError("--tier measures a tier, and takes no steps, --url, --output or --base")
         _measure(tier, json_file)
         return
-    if steps is None or output is None:
-        raise ConfigurationError("give STEPS and --output for a cost model, or --tier to measure a tier")
-    if output == STANDARD_OUTPUT and json_file == STANDARD_OUTPUT:
-        raise ConfigurationError("--output and --json cannot both be the standard output: name a file")
-    for path in (output, json_file):
-        if path is not None:
-            require_writable(path, steps)
+    if output is None:
+        raise ConfigurationError("give --output for a cost model, or --tier to measure a tier")
+    _require_consistent(steps, url, output, json_file)
+    if url is None and (seconds != MEASURED_S or api_key is not None):
+        raise ConfigurationError("--seconds and --api-key are for measuring a server: give --url as well")
     if not 1 <= block_size <= 2**20:
         raise ConfigurationError(f"--block-size must be from 1 to {2**20:,} tokens, got {block_size}")
     start = None if base is None else read_cost_model(base)
-    measured = read_steps(steps, block_size)
+    measured = read_steps(steps, block_size) if steps is not None else _served_steps(str(url), seconds, api_key)
     calibration = fitted(measured, start)
     calibration = replace(calibration, notes=tuple(map(as_typed, calibration.notes)))
     fit = {"read_as": measured.source, **calibration.overall.as_dict()}
     write_json(output, {**calibration.model.as_dict(), CALIBRATION_KEY: fit})
     if json_file is not None:
-        head = {"steps": steps, "command": command_line(), "read_as": measured.source, "base": base}
+        head = {"steps": steps or url, "command": command_line(), "read_as": measured.source, "base": base}
         write_json(json_file, {**head, **calibration.as_dict()})
     if STANDARD_OUTPUT not in {output, json_file}:
-        _print(Path(steps).name, measured, calibration, output)
+        _print(measured.source if steps is None else Path(steps).name, measured, calibration, output)
+
+
+def _require_consistent(steps: str | None, url: str | None, output: Path, json_file: Path | None) -> None:
+    """Refuse wrong sources and targets. Raises ConfigurationError, OutputError."""
+    if (steps is None) == (url is None):
+        raise ConfigurationError("give STEPS, or --url of a server that is to be measured")
+    if output == STANDARD_OUTPUT and json_file == STANDARD_OUTPUT:
+        raise ConfigurationError("--output and --json cannot both be the standard output: name a file")
+    for path in (output, json_file):
+        if path is not None:
+            require_writable(path, *([] if steps is None else [steps]))
+
+
+def _served_steps(url: str, seconds: float, api_key: str | None) -> MeasuredSteps:
+    from pagedkv.simulation.calibration.running_server import measure_server  # noqa: PLC0415 - an extra of its own
+
+    with progress_bars() as progress:
+        task = progress.add_task("measuring", total=seconds, so_far="")
+        return measure_server(
+            url, seconds, api_key=api_key, show=lambda so_far_s: progress.update(task, completed=so_far_s)
+        )
 
 
 def _measure(tier: str, json_file: Path | None) -> None:

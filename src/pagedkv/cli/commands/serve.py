@@ -120,6 +120,9 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         Path | None, option("FILE", "Write a trace of the served requests, for curve and plan.", panel=SERVER)
     ] = None,
     log_tokens: Annotated[bool, flag("Write tokens into the request log.", panel=SERVER)] = False,
+    step_log: Annotated[
+        Path | None, option("FILE", "Write each step of the engine, for calibrate.", panel=SERVER)
+    ] = None,
     inspect: Annotated[bool, flag("Show blocks, requests and misses at /inspect.", panel=SERVER)] = False,
     inspect_texts: Annotated[bool, flag("As --inspect, with blocks' texts.", panel=SERVER)] = False,
     one_process: Annotated[bool, flag("Run the engine in the server's process.", panel=SERVER)] = False,
@@ -175,11 +178,9 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         raise ConfigurationError(f"--replicas must be 1 to {MOST_REPLICAS}, got {replicas}")
     if kv_events is None and (kv_events_replay is not None or kv_events_topic):
         raise ConfigurationError("--kv-events-replay and --kv-events-topic need --kv-events: the endpoint of events")
-    if kv_events is not None and replicas > 1:
-        raise ConfigurationError(
-            "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
-        )
-    _require_usable(engine, api_keys, request_log)
+    if replicas > 1:
+        _require_no_engine_here(kv_events, step_log)
+    _require_usable(engine, api_keys, request_log, step_log)
     encryption, served = web.encryption(), _as_served(model, demo)
     template = None if chat_template is None else _read_template(chat_template)
     if api_keys is not None and api_key:
@@ -245,6 +246,7 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         with working(f"Loading {model}"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
             application, service = serving.enter_context(parts)
         serving.enter_context(server_building.log_requests(service, request_log, writes_tokens=log_tokens))
+        serving.enter_context(server_building.log_steps(service, step_log))
         address = f"{'https' if encryption else 'http'}://{host}:{sockets[0].getsockname()[1]}"
 
         shows = inspect or inspect_texts or replicas > 1
@@ -304,6 +306,16 @@ def _one_model(argument: str, option: str | None) -> str:
     return argument if option is None else option
 
 
+def _require_no_engine_here(kv_events: str | None, step_log: Path | None) -> None:
+    """Refuse what a cluster's front cannot do, since its engines are elsewhere. Raises ConfigurationError."""
+    if kv_events is not None:
+        raise ConfigurationError(
+            "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
+        )
+    if step_log is not None:
+        raise ConfigurationError("--step-log needs --replicas 1: the steps of replicas are not in this process")
+
+
 def _require_loopback(host: str) -> None:
     """Refuse an address of a server without keys that other machines can reach. Raises ConfigurationError."""
     if not is_loopback(host):
@@ -321,13 +333,14 @@ def _read_template(path: Path) -> str:
         raise ConfigurationError(f"--chat-template {path} cannot be read: {problem}") from problem
 
 
-def _require_usable(engine: EngineOptions, api_keys: Path | None, request_log: Path | None) -> None:
+def _require_usable(engine: EngineOptions, api_keys: Path | None, *logs: Path | None) -> None:
     """Refuse wrong options and files before torch is imported. Raises ConfigurationError, OutputError."""
     engine.require_valid()
     if api_keys is not None:
         read_key_file(api_keys)
-    if request_log is not None:
-        require_writable(request_log)
+    for log in logs:
+        if log is not None:
+            require_writable(log)
 
 
 @command

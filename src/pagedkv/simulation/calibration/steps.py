@@ -2,7 +2,8 @@
 
 The first line determines the kind of file. CSV has a header with ``num_new_tokens`` and ``seconds``, and optionally
 ``num_attended_pairs``, ``num_context_tokens`` and ``num_sequences``, in any order; other columns are ignored. JSON
-lines have the fields of :class:`pagedkv.engine.StepRecord`, for steps that computed tokens.
+lines have the fields of :class:`pagedkv.engine.StepRecord`, for steps that computed tokens, and may have the tokens of
+a block, as ``pagedkv serve --step-log`` writes them.
 
 A result of ``vllm bench serve --save-result --save-detailed`` has the send time of each request, and the seconds to the
 first token and between further ones (``start_times``, ``ttfts``, ``itls``). Two kinds of steps can be derived from
@@ -146,6 +147,7 @@ class _RecordRow(msgspec.Struct):
     sample_seconds: float
     finish_seconds: float
     num_drafted: int = 0
+    block_size: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -175,7 +177,7 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
 
     Args:
         path: the file, plain or gzip.
-        block_size: tokens of a block, for records, which count blocks instead of tokens.
+        block_size: tokens of a block, for records, which count blocks instead of tokens, and do not state it.
 
     Raises:
         TraceError: the file cannot be read, or has no step.
@@ -242,13 +244,17 @@ def _of_records(lines: Iterator[Line], block_size: int) -> MeasuredSteps:
         check_range(line, "num_used_blocks", row.num_used_blocks, 0, MOST_TOKENS)
         _check_seconds(line, row.seconds)
         check_range(line, "num_drafted", row.num_drafted, 0, MOST_TOKENS)
+        if row.block_size is not None:
+            check_range(line, "block_size", row.block_size, 1, MOST_TOKENS)
         if row.num_tokens:
             rows.append(row)
-    context = f"records count blocks: the context counts as {block_size} tokens for each block in use, shared ones once"
+    sizes = {row.block_size or block_size for row in rows} or {block_size}
+    stated = " or ".join(map(str, sorted(sizes)))
+    context = f"records count blocks: the context counts as {stated} tokens for each block in use, shared ones once"
     return MeasuredSteps(
         np.array([row.seconds for row in rows], np.float64),
         _array([row.num_tokens for row in rows]),
-        num_context_tokens=_array([row.num_used_blocks * block_size for row in rows]),
+        num_context_tokens=_array([row.num_used_blocks * (row.block_size or block_size) for row in rows]),
         num_sequences=_array([row.num_decoded + bool(row.num_prefilled) * max(1, row.num_admitted) for row in rows]),
         source="StepRecords as JSON lines",
         notes=(context,),
@@ -296,13 +302,16 @@ class _Served:
     num_prompt: Int64Array
 
 
-def steps_of_bench(line: Line, result: Mapping[str, Any], source: str = "result of vllm bench serve") -> MeasuredSteps:
+def steps_of_bench(
+    line: Line, result: Mapping[str, Any], source: str = "result of vllm bench serve", overhead_s: float | None = None
+) -> MeasuredSteps:
     """Extract the steps from a result. O(tokens log requests).
 
     Args:
         line: the line of the result.
         result: the result.
         source: where it comes from, for users.
+        overhead_s: seconds of each first token that its step did not take; None: not known, and none are subtracted.
 
     Raises:
         TraceError: the result has no details, or they are inconsistent.
@@ -310,6 +319,7 @@ def steps_of_bench(line: Line, result: Mapping[str, Any], source: str = "result 
     served, num_lumped = _served(line, result)
     decoding = _decoding_steps(served)
     prompts = _prompt_steps(served)
+    prompts[0] = prompts[0] - (overhead_s or 0.0)
     if not len(prompts[0]):  # then no step may look like one of a prompt
         is_single = decoding[1] == decoding[4]
         decoding = [column[is_single] for column in decoding]
@@ -319,7 +329,11 @@ def steps_of_bench(line: Line, result: Mapping[str, Any], source: str = "result 
     )
     notes = [f"steps taken from {len(served.start_s):,} requests: {taken}"]
     if len(prompts[0]):
-        notes.append("the step of a first token includes the time of the network and the server")
+        notes.append(
+            "the step of a first token includes the time of the network and the server"
+            if overhead_s is None
+            else f"{overhead_s * 1e3:.2g} ms of each first token are taken for those of the network and the server"
+        )
     if num_lumped:
         notes.append(f"{num_lumped:,} requests were left out, since their tokens did not arrive one by one")
     num_new, num_pairs, num_context, num_sequences = (column.astype(np.int64) for column in columns[1:])
