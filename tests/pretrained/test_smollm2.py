@@ -60,7 +60,7 @@ def server(folder: Path) -> Iterator[str]:
         "0.25",
         "--name",
         "smollm2",
-        "--tool-parser",
+        "--tool-call-parser",
         "hermes",
         stderr=subprocess.DEVNULL,
     )

@@ -30,7 +30,7 @@ from pagedkv.server import (
 )
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from pagedkv.server.engines import build_engine, tokenizer_of
-from pagedkv.server.parsing import parser_name
+from pagedkv.server.parsing import parser_name, require_reasoning_parser
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -105,7 +105,7 @@ def with_template(serving: Serving, tokenizer: Any) -> str:  # noqa: ANN401 - of
     """Give a tokenizer the chat template that is to be used; return the name of the parser of its calls.
 
     Raises:
-        ConfigurationError: the template cannot be parsed.
+        ConfigurationError: the template cannot be parsed, or a parser's name is unknown.
     """
     if serving.chat_template is not None:
         tokenizer.chat_template = serving.chat_template
@@ -114,6 +114,7 @@ def with_template(serving: Serving, tokenizer: Any) -> str:  # noqa: ANN401 - of
         except RequestError as problem:
             if type(problem.__cause__).__name__ == "TemplateSyntaxError":  # others are of this conversation
                 raise ConfigurationError(f"--chat-template cannot be used: {problem.__cause__}") from problem
+    require_reasoning_parser(serving.config.reasoning_parser)
     return parser_name(serving.config.tool_parser, tokenizer)
 
 

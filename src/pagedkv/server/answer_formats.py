@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from pagedkv.engine import SamplingParams
 from pagedkv.engine.sampling import TokenMatcher
 from pagedkv.server.http import ApiError
-from pagedkv.server.parsing import parser_name
+from pagedkv.server.parsing import FORMATS, parser_name
 
 if TYPE_CHECKING:
     from pagedkv.server.grammars import GrammarMatcher, Grammars, ThoughtsMatcher
@@ -97,7 +97,12 @@ class AnswerFormats:
     def _grammars(self) -> "Grammars":
         from pagedkv.server.grammars import Grammars  # noqa: PLC0415 - an extra of its own
 
-        return Grammars(self._tokenizer, self._vocabulary_size, eos_token_ids=self._end_ids or None)
+        return Grammars(
+            self._tokenizer,
+            self._vocabulary_size,
+            eos_token_ids=self._end_ids or None,
+            call_format=FORMATS.get(parser_name(self._tool_parser, self._tokenizer)),
+        )
 
     def _call(
         self, tools: Sequence[Mapping[str, Any]], named: str | None, *, several: bool, after: str | None
@@ -108,7 +113,7 @@ class AnswerFormats:
         if parser == "none":
             raise ApiError(
                 400,
-                "this server parses no tool calls of this model: its tool_parser must be hermes, llama or mistral",
+                "this server parses no tool calls of this model: start it with --tool-call-parser and a format",
                 param="tool_choice",
             )
         return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)

@@ -51,9 +51,9 @@ class ServerConfig:
             temperature, top_k, top_p, min_p, repetition_penalty.
         kept_tokens: most tokens of prompts and answers that are kept, 4 bytes each. A conversation's next turn reuses
             the exact tokens of its last answer from them. 0: none are kept.
-        tool_parser: reads tool calls out of an answer: ``auto`` (by the tokenizer's template), a parser's name, or
-            ``none``.
-        reasoning_parser: reads reasoning out of an answer: ``auto``, ``think`` or ``none``.
+        tool_parser: reads tool calls out of an answer: ``auto`` (by the tokenizer's template), a name of
+            :data:`pagedkv.server.parsing.PARSER_NAMES`, or ``none``.
+        reasoning_parser: reads reasoning out of an answer, likewise; :data:`pagedkv.server.parsing.REASONING_NAMES`.
     """
 
     model_name: str

@@ -2,9 +2,9 @@
 
 Grammars compiles the format that a request demands of its answer, for one tokenizer, and keeps it. All formats are
 written in llguidance's Lark dialect, so that they share one way to compile, cache and refuse them. A forced call is a
-rule of that dialect, in the formats of :mod:`pagedkv.server.parsing`: a JSON object whose name is fixed and whose
-arguments follow the tool's schema. A GrammarMatcher is one sequence's state in a grammar; behind thoughts it begins
-where the parser reads their end (:class:`.parsing.EndOfThoughts`).
+rule of that dialect, which the format of :mod:`pagedkv.server.parsing` writes that also reads the answer: the name is
+fixed, and the arguments follow the tool's schema. A GrammarMatcher is one sequence's state in a grammar; behind
+thoughts it begins where the parser reads their end (:class:`.parsing.EndOfThoughts`).
 
 Needs the extra ``grammar`` (llguidance).
 """
@@ -12,10 +12,10 @@ Needs the extra ``grammar`` (llguidance).
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
 import torch
 
@@ -23,7 +23,8 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.contract.extras import needing
 from pagedkv.engine.sampling import AnswerText
 from pagedkv.errors import ConfigurationError, RequestError, SamplingError
-from pagedkv.server.parsing import EndOfThoughts
+from pagedkv.server.parsing import FORMATS, CallFormat, EndOfThoughts
+from pagedkv.server.parsing.call_parser import as_literal
 
 with needing("grammar", "pagedkv.server.grammars"):
     from llguidance import LLMatcher, LLTokenizer, regex_to_lark
@@ -32,12 +33,6 @@ BLANKS: Final = r"[\x20\x0A\x0D\x09]{1,32}"
 """White space between two elements of JSON. Its length is bounded, since some models would otherwise write blanks until
 the answer's limit."""
 PLACE: Final = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
-
-Functions: TypeAlias = Sequence[Mapping[str, Any]]
-Marker: TypeAlias = Callable[[str], str]
-"""Writes a marker as a terminal: the id of a special token, or a literal text."""
-Schema: TypeAlias = Callable[[Mapping[str, Any]], str]
-"""Writes a JSON schema as a terminal."""
 
 
 @final
@@ -49,6 +44,7 @@ class Grammars:
         vocab_size: columns of the logits.
         eos_token_ids: tokens that end an answer; None: the tokenizer's ``eos_token_id``.
         max_cached: compiled grammars that are kept, the least recently used ones dropped first.
+        call_format: the model's format of calls, for what stands before an answer in it; None: nothing does.
 
     Raises:
         ConfigurationError: llguidance cannot read the tokenizer, or the tokenizer has no token that ends an answer.
@@ -66,11 +62,14 @@ class Grammars:
         *,
         eos_token_ids: Sequence[int] | None = None,
         max_cached: int = 256,
+        call_format: CallFormat | None = None,
     ) -> None:
         self._max_cached = as_count(max_cached, "max_cached", least=1)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
         self._tokenizer = _read_tokenizer(tokenizer, as_count(vocab_size, "vocab_size", least=1), eos_token_ids)
+        preamble = None if call_format is None else call_format.preamble
+        self._preamble = "" if preamble is None else preamble(self._marker)
         self._texts = VocabularyTexts(tokenizer, self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens))
 
     def json_schema(
@@ -86,7 +85,7 @@ class Grammars:
         Raises:
             RequestError: llguidance refuses the schema; the message has its reason.
         """
-        return self._matcher(f"answer: {_json(schema, strict=strict)}\n", after, "the JSON schema")
+        return self._answer(_json(schema, strict=strict), after, "the JSON schema")
 
     def json_object(self, *, after: str | None = None) -> "GrammarMatcher | ThoughtsMatcher":
         """Return a matcher of all JSON objects."""
@@ -102,7 +101,7 @@ class Grammars:
         Raises:
             RequestError: llguidance refuses the pattern; the message has its reason.
         """
-        return self._matcher(f"answer: /{regex_to_lark(pattern, '')}/\n", after, "the regular expression")
+        return self._answer(f"/{regex_to_lark(pattern, '')}/", after, "the regular expression")
 
     def tool_call(  # noqa: PLR0913 - the fields of a request about calls
         self,
@@ -118,7 +117,7 @@ class Grammars:
 
         Args:
             tools: offered functions, as OpenAI's requests have them.
-            parser_name: ``hermes``, ``llama`` or ``mistral``.
+            parser_name: a format of calls, one of :data:`~pagedkv.server.parsing.FORMATS` that has rules.
             named: the tool that must be called; None: any of them.
             several: whether the answer may have more than one call.
             strict: whether a keyword of the parameters' schemas that cannot be enforced is refused; else it is ignored.
@@ -131,10 +130,15 @@ class Grammars:
         if not chosen:
             offered = ", ".join(repr(tool["function"]["name"]) for tool in tools) or "none"
             raise RequestError(f"tool {named!r} must be called, and is not offered; offered: {offered}")
-        rules = call_rules(
-            chosen, parser_name, self._marker, lambda schema: _json(schema, strict=strict), several=several
-        )
-        return self._matcher(rules, after, "the schema of the tools")
+        rules = None if (known := FORMATS.get(parser_name)) is None else known.rules
+        if rules is None:
+            forced = ", ".join(name for name, each in FORMATS.items() if each.rules is not None)
+            raise RequestError(
+                f"a tool call cannot be forced with the tool parser {parser_name!r}; it can with {forced}"
+            )
+        functions = [tool["function"] for tool in chosen]
+        written = rules(functions, self._marker, lambda schema: _json(schema, strict=strict), several=several)
+        return self._matcher(f"start: answer\n{written}", after, "the schema of the tools")
 
     def _marker(self, text: str) -> str:
         """Write a marker as a terminal: as a token id if the tokenizer has it as one special token, else as text."""
@@ -143,8 +147,12 @@ class Grammars:
             return f"<[{token_ids[0]}]>"
         return as_literal(text)
 
-    def _matcher(self, rules: str, after: str | None, what: str) -> "GrammarMatcher | ThoughtsMatcher":
-        compiled = self._compile(f"start: answer\n{rules}", what)
+    def _answer(self, terminal: str, after: str | None, what: str) -> "GrammarMatcher | ThoughtsMatcher":
+        start = "preamble answer" if self._preamble else "answer"
+        return self._matcher(f"start: {start}\nanswer: {terminal}\n{self._preamble}", after, what)
+
+    def _matcher(self, grammar: str, after: str | None, what: str) -> "GrammarMatcher | ThoughtsMatcher":
+        compiled = self._compile(grammar, what)
         matcher = GrammarMatcher(
             compiled.deep_copy(), self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens)
         )
@@ -253,78 +261,6 @@ class VocabularyTexts:
             known[self._eos_token_ids] = False
             self._free[marker, held] = known
         return known.clone()
-
-
-def call_rules(
-    tools: Sequence[Mapping[str, Any]], parser_name: str, marker: Marker, schema: Schema, *, several: bool
-) -> str:
-    """Write the rule ``answer`` of an answer that consists of calls.
-
-    Args:
-        tools: offered functions, at least one, as OpenAI's requests have them.
-        parser_name: the parser that will read the answer.
-        marker: writes a marker.
-        schema: writes a schema.
-        several: whether the answer may have more than one call.
-
-    Raises:
-        RequestError: no format has this name.
-    """
-    if parser_name not in FORMATS:
-        raise RequestError(
-            f"a tool call cannot be forced with the tool parser {parser_name!r}; it can with {', '.join(FORMATS)}"
-        )
-    write, between = FORMATS[parser_name]
-    return write(
-        [tool["function"] for tool in tools], marker, schema, f" ({as_literal(between)} call)*" if several else ""
-    )
-
-
-def as_literal(text: str) -> str:
-    """Write a text as a terminal."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def is_token(terminal: str) -> bool:
-    """Return whether a terminal is the id of a token."""
-    return terminal.startswith("<[")
-
-
-def _hermes(functions: Functions, marker: Marker, schema: Schema, more: str) -> str:
-    begin, end = marker("<tool_call>"), marker("</tool_call>")
-    return f'answer: call{more}\ncall: {begin} "\\n" ({_objects(functions, "arguments", schema)}) "\\n" {end}\n'
-
-
-def _llama(functions: Functions, _marker: Marker, schema: Schema, more: str) -> str:
-    return f"answer: call{more}\ncall: {_objects(functions, 'parameters', schema)}\n"
-
-
-def _mistral(functions: Functions, marker: Marker, schema: Schema, more: str) -> str:
-    """Write names with ``[ARGS]`` where the tokenizer has it as a token, else an array."""
-    begin, arguments = marker("[TOOL_CALLS]"), marker("[ARGS]")
-    if is_token(arguments):
-        calls = " | ".join(
-            f"{as_literal(function['name'])} {arguments} {schema(_parameters(function))}" for function in functions
-        )
-        return f"answer: call{'+' if more else ''}\ncall: {begin} ({calls})\n"
-    return f'answer: {begin} "[" call{more} "]"\ncall: {_objects(functions, "arguments", schema)}\n'
-
-
-FORMATS: Final = {"hermes": (_hermes, "\n"), "llama": (_llama, "; "), "mistral": (_mistral, ", ")}
-"""The rule of each format, and the text between two calls."""
-
-
-def _objects(functions: Functions, arguments_key: str, schema: Schema) -> str:
-    """Write objects that call one of these functions. Each schema is a terminal of its own, so references resolve."""
-    return " | ".join(
-        f"""{as_literal(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{arguments_key}": ')} """
-        f"""{schema(_parameters(function))} "}}\""""
-        for function in functions
-    )
-
-
-def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", **(function.get("parameters") or {})}
 
 
 @final

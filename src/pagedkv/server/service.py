@@ -177,7 +177,7 @@ class Service:
         """
         return partial(
             parser_for,
-            self.config.tool_parser if tools else "none",
+            self.config.tool_parser,
             self.tokenizer,
             tools=tools,
             reasoning=self.config.reasoning_parser,
@@ -187,8 +187,9 @@ class Service:
 
     def end_of_reasoning(self, prompt: PreparedPrompt) -> str | None:
         """Return the marker that ends an answer's reasoning; None without reasoning. Formats apply after the marker."""
-        is_read = self.config.reasoning_parser != "none"
-        return end_of_open_reasoning(self._beginning(prompt)) if is_read else None
+        config = self.config
+        beginning = self._beginning(prompt)
+        return end_of_open_reasoning(config.tool_parser, config.reasoning_parser, self.tokenizer, beginning)
 
     def _beginning(self, prompt: PreparedPrompt) -> str:
         return self.decode(prompt.token_ids[-TOKENS_OF_BEGINNING:], keeps_special=True)

@@ -1,6 +1,7 @@
 """What tests of grammars share: a byte-level tokenizer, answers drawn at random within a matcher's masks."""
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ MARKERS: Final = ("<tool_call>", "</tool_call>", "</think>")
 END: Final = 256
 VOCAB_SIZE: Final = 300
 MOSTLY: Final = 0.9
+CLOSES: Final = 0.1
 CLOSERS: Final = '"}]:,<;'
 
 
@@ -40,18 +42,28 @@ def allowed(matcher: TokenMatcher, token_ids: list[int]) -> list[int]:
     return [int(token) for token in bits.nonzero()[0]]
 
 
-def draw(matcher: TokenMatcher, tokenizer: Tokenizer, seed: int, longest: int = 2000) -> str:
-    """Draw an answer, tokens that end strings and lists more often than others; its text with markers."""
+def draw(
+    matcher: TokenMatcher, tokenizer: Tokenizer, seed: int, longest: int = 2000, closing: Sequence[str] = ("",)
+) -> str:
+    """Draw an answer, tokens that end strings and lists more often than others; its text with markers.
+
+    At times one of the closing texts is spelled byte by byte, as far as that is allowed.
+    """
     chance = random.Random(seed)
     blanks = {token for sign in " \t\r\n" for token in tokenizer.encode(sign).ids}
     closers = [token for sign in CLOSERS for token in tokenizer.encode(sign).ids]
     token_ids: list[int] = []
     while True:
+        for sign in chance.choice(closing) if chance.random() < CLOSES else "":
+            (token,) = tokenizer.encode(sign).ids
+            if token not in allowed(matcher, token_ids):
+                break
+            token_ids.append(token)
         choices = allowed(matcher, token_ids)
         if chance.random() < MOSTLY:
             choices = [token for token in choices if token not in blanks] or choices
-        closing = [token for token in choices if token in closers or token >= END]
-        token = chance.choice(closing if closing and chance.random() < 0.5 else choices)
+        ending = [token for token in choices if token in closers or token >= END]
+        token = chance.choice(ending if ending and chance.random() < 0.5 else choices)
         if token == END:
             return str(tokenizer.decode(token_ids, skip_special_tokens=False))
         token_ids.append(token)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -17,8 +17,17 @@ from transformers import PreTrainedTokenizerFast
 from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams, TokenMatcher
 from pagedkv.errors import ConfigurationError, MissingExtraError, RequestError, SamplingError
 from pagedkv.server.grammars import Grammars
-from pagedkv.server.parsing import PlainParser, TextPart, merged, parser_for
+from pagedkv.server.parsing import FORMATS, PlainParser, ReasoningPart, TextPart, merged, parser_for
 from pagedkv.server.parsing.choosing import ReasoningParser
+from pagedkv.server.parsing.harmony import CONSTRAIN, ENDS, MESSAGE
+from pagedkv.server.parsing.json_calls import (
+    DEEPSEEK_CALL,
+    DEEPSEEK_NAME_END,
+    DEEPSEEK_SECTION,
+    KIMI_CALL,
+    KIMI_NAME_END,
+    KIMI_SECTION,
+)
 from tests.server.grammars.drawing import END, MARKERS, VOCAB_SIZE, allowed, byte_tokenizer, draw
 from tests.server.parsing.reading import calls, content, parse
 
@@ -116,18 +125,46 @@ def test_a_regular_expression_holds_for_the_whole_answer(pattern: str) -> None:
         assert re.fullmatch(pattern, draw(GRAMMARS.regex(pattern), TOKENIZER, seed))
 
 
+NOTE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "kind": {"enum": ["long", "short"]},
+        "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    },
+    "required": ["text", "kind"],
+    "additionalProperties": False,
+}
+QUOTED: Final = frozenset({"hermes", "llama3_json", "mistral", "granite"})
+"""Formats that write names within JSON, where a name may have any sign."""
+SPECIAL: Final = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<arg_key>", "</arg_key>"),
+    *("<arg_value>", "</arg_value>", *DEEPSEEK_SECTION, *DEEPSEEK_CALL, DEEPSEEK_NAME_END, *KIMI_SECTION),
+    *(*KIMI_CALL, KIMI_NAME_END, *ENDS, MESSAGE, CONSTRAIN),
+)
+CLOSING: Final = {
+    "qwen3_coder": ("</parameter>", "\n</parameter>\n"),
+    "glm45": ("</arg_value>",),
+    "openai": ("<|end|>",),
+}
+"""Texts that end a value or thoughts, which may not stand within them, however they are spelled."""
+
+
 @pytest.mark.parametrize("has_tokens", [True, False])
-@pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
+@pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if each.rules is not None])
 @pytest.mark.parametrize("named", [None, 'say_"hé"'])
 def test_the_parser_reads_every_forced_call(name: str, named: str | None, *, has_tokens: bool) -> None:
     """With markers that are special tokens and with markers that are text; a name with signs; references; markers."""
-    markers = (*MARKERS, "[TOOL_CALLS]", "[ARGS]") if has_tokens and named is None else ()
+    markers = SPECIAL if has_tokens and named is None else ()
     tokenizer = byte_tokenizer(*markers)
     grammars = Grammars(tokenizer, VOCAB_SIZE, eos_token_ids=[END])
-    tools = [TOOLS[0]] if markers else TOOLS
+    note = {"type": "function", "function": {"name": "note", "parameters": NOTE}}
+    tools = [TOOLS[0], note] if markers or name not in QUOTED else TOOLS
+    named = named if named is None or name in QUOTED else "note"
     validators = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     for seed in range(6):
-        text = draw(grammars.tool_call(tools, name, named=named, several=seed % 2 == 0), tokenizer, seed)
+        matcher = grammars.tool_call(tools, name, named=named, several=seed % 2 == 0)
+        text = draw(matcher, tokenizer, seed, closing=CLOSING.get(name, ("",)))
         parts = parse(parser_for(name, None, tools=tools, reasoning="none", id_source=str, prompt=""), text)
         found = calls(parts)
         assert found
@@ -136,6 +173,17 @@ def test_the_parser_reads_every_forced_call(name: str, named: str | None, *, has
         for called, arguments in found:
             assert named in {None, called}
             jsonschema_rs.validate(validators[called], json.loads(arguments))
+
+
+@pytest.mark.parametrize("markers", [(), SPECIAL])
+@pytest.mark.parametrize("seed", range(6))
+def test_an_answer_of_channels_is_in_the_final_one_behind_thoughts(seed: int, markers: tuple[str, ...]) -> None:
+    tokenizer = byte_tokenizer(*markers)
+    grammars = Grammars(tokenizer, VOCAB_SIZE, eos_token_ids=[END], call_format=FORMATS["openai"])
+    text = draw(grammars.json_schema(POINT, strict=True), tokenizer, seed, closing=CLOSING["openai"])
+    parts = parse(parser_for("openai", None, tools=[], reasoning="auto", id_source=str, prompt=""), text)
+    jsonschema_rs.validate(POINT, json.loads(content(parts)))
+    assert ("analysis" in text) == any(isinstance(part, ReasoningPart) for part in parts)
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, byte_tokenizer()], ids=["token", "text"])
@@ -163,9 +211,9 @@ def test_what_llguidance_refuses_is_refused_with_its_reason() -> None:
     assert "look-around" in refused(lambda: GRAMMARS.regex("(?=a)b"))
     assert "Resource 'http://x/y'" in refused(lambda: GRAMMARS.json_schema({"$ref": "http://x/y"}, strict=False))
     assert "is not JSON" in refused(lambda: GRAMMARS.json_schema({"const": float("nan")}, strict=True))
-    assert "it can with hermes, llama, mistral" in refused(lambda: GRAMMARS.tool_call(TOOLS, "none"))
+    assert "it can with glm45, qwen3_coder, deepseek_v3" in refused(lambda: GRAMMARS.tool_call(TOOLS, "none"))
     assert "'nix' must be called, and is not offered" in refused(
-        lambda: GRAMMARS.tool_call(TOOLS, "llama", named="nix")
+        lambda: GRAMMARS.tool_call(TOOLS, "llama3_json", named="nix")
     )
 
 

@@ -15,9 +15,21 @@ from pagedkv.server.parsing import (
     parser_for,
 )
 
-NAMES = ("get_weather", "get_time", "get")
+NAMES = ("get_weather", "get_time", "get", "note")
+NOTE: dict[str, Any] = {
+    "text": {"type": "string"},
+    "kind": {"enum": ["long", "short"]},
+    "days": {"type": "integer"},
+    "until": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+}
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": NOTE if name == "note" else {}},
+        },
+    }
     for name in NAMES
 ]
 

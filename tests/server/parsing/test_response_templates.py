@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from pagedkv.server.parsing import Part, TextPart, parser_for
-from pagedkv.server.parsing.choosing import ResponseTemplateParser, has_response_template
+from pagedkv.server.parsing.response_templates import ResponseTemplateParser, has_response_template
 from tests.server.parsing.reading import TOOLS, calls, content, parse, pieces_of, reasoning_of
 
 CALLS: dict[str, Any] = {

@@ -28,8 +28,12 @@ def run_batch(  # noqa: PLR0913 - typer needs a parameter for each option
     input_file: Annotated[Path, option("FILE", "Requests, as OpenAI's batch files have them.", "--input-file", "-i")],
     output_file: Annotated[Path, option("FILE", "Their results, in the same order.", "--output-file", "-o")],
     name: Annotated[str | None, option("TEXT", "The model's name in requests. Default: MODEL's.")] = None,
-    tool_parser: Annotated[str, option("NAME", "auto, hermes, llama, mistral, none.")] = "auto",
-    reasoning_parser: Annotated[str, option("NAME", "auto, think, none.")] = "auto",
+    tool_call_parser: Annotated[
+        str, option("NAME", "Format of calls, by vLLM's names: auto, hf, hermes...; none.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, option("NAME", "Format of reasoning, likewise: auto, hf, deepseek_r1...; none.")
+    ] = "auto",
     dtype: Annotated[str, option("TYPE", "float32, bfloat16, float16, auto.")] = "float32",
     device: Annotated[str, option("NAME", "cpu, cuda, cuda:N; auto: a GPU where there is one.")] = "auto",
     engine: EngineOptions,
@@ -59,7 +63,7 @@ def run_batch(  # noqa: PLR0913 - typer needs a parameter for each option
     compat.be_silent()
     config = ServerConfig(
         name or Path(model).name,
-        tool_parser=tool_parser,
+        tool_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         sampling_defaults={} if model == DEMO else compat.sampling_defaults(model),
     )

@@ -135,11 +135,17 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         option("ENDPOINT", "Send events again and snapshots there (replay_endpoint): tcp://*:5558.", panel=SERVER),
     ] = None,
     kv_events_topic: Annotated[str, option("TEXT", "First frame of all events.", panel=SERVER)] = "",
-    tool_parser: Annotated[str, option("NAME", "auto, hermes, llama, mistral, none.", panel=SERVER)] = "auto",
+    tool_call_parser: Annotated[
+        str,
+        option("NAME", "Format of calls, by vLLM's names: auto, hf, hermes...; none.", panel=SERVER),
+    ] = "auto",
     generation_config: Annotated[
         str, option("auto|none", "Defaults of sampling: generation_config.json of the model, or none.", panel=SERVER)
     ] = "auto",
-    reasoning_parser: Annotated[str, option("NAME", "auto, think, none.", panel=SERVER)] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        option("NAME", "Format of reasoning, likewise: auto, hf, deepseek_r1...; none.", panel=SERVER),
+    ] = "auto",
     replicas: Annotated[int, option("N", "Engines, each in a process of its own; on Ray.", panel=CLUSTER)] = 1,
     routing: Annotated[str, option("NAME", "prefix, least-loaded, round-robin.", panel=CLUSTER)] = "prefix",
     ray: Annotated[str | None, option("ADDRESS", "A running Ray cluster. Default: one here.", panel=CLUSTER)] = None,
@@ -214,7 +220,7 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         max_waiting=max_waiting,
         deadline_s=deadline,
         drain_s=drain,
-        tool_parser=tool_parser,
+        tool_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         outlives_engine=outlive_engine,
         cors_origins=tuple(cors_origin or ()),

@@ -116,6 +116,12 @@ def _joined(run: Sequence[Part]) -> Part:
             return CallArguments(first.index, text)
 
 
+def begun_marker(marker: str, text: str) -> str:
+    """Return the beginning of a marker that a text ends with. The marker's first character occurs in it once."""
+    begun = text.rfind(marker[0])
+    return text[begun:] if begun >= 0 and marker.startswith(text[begun:]) else ""
+
+
 @final
 class EndOfThoughts:
     """Where the thoughts at an answer's beginning end: at the first marker in the text, however tokens spell it.
@@ -144,10 +150,8 @@ class EndOfThoughts:
         if place >= 0:
             self.held, self.is_over = "", True
             return text[:place], text[place + len(self.marker) :]
-        begun = text.rfind(self.marker[0])
-        certain = begun if begun >= 0 and self.marker.startswith(text[begun:]) else len(text)
-        self.held = text[certain:]
-        return text[:certain], ""
+        self.held = begun_marker(self.marker, text)
+        return text[: len(text) - len(self.held)], ""
 
 
 def openai_call_id(id_source: IdSource) -> str:
