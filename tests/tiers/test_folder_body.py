@@ -17,7 +17,7 @@ import pytest
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import fault_of
-from pagedkv.tiers.folder_body import _begin
+from pagedkv.tiers.folder_body import FEWEST_DIRECT, _begin
 from tests.tiers.bodies import unmount
 from tests.tiers.folder_writers import (
     FINGERPRINT,
@@ -308,6 +308,20 @@ def test_roots_that_are_not_safe_are_refused(tmp_path: Path) -> None:
         body(tmp_path / "inner")
     with pytest.raises((ConfigurationError, FileExistsError)):
         body(tmp_path / "file")
+
+
+@pytest.mark.parametrize("size", [100, FEWEST_DIRECT])
+def test_reading_what_is_no_file_leaves_nothing_open(tmp_path: Path, size: int) -> None:
+    own = body(tmp_path / "root")
+    own.write(key(0), [bytes(size)], 1.0)
+    (frame,) = tmp_path.rglob("*.frame")
+    frame.unlink()
+    frame.mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"directory|Invalid argument"):  # the latter: O_DIRECT of a folder
+            own.read(key(0), size, 1.0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_full_disk_is_an_answer_and_leaves_nothing(tmp_path: Path) -> None:

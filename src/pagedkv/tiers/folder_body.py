@@ -125,13 +125,13 @@ class FolderBody:
             self._checked_folder(path.parent.name)
             if self._direct and nbytes >= FEWEST_DIRECT:
                 return read_direct(path, self._take)
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            file = open(path, "rb", buffering=0, opener=_open_no_link)  # noqa: SIM115 - entered below
         except FileNotFoundError:
             return None
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        with file:
             with contextlib.suppress(OSError):
-                os.utime(descriptor)
-            frame = bytearray(os.fstat(descriptor).st_size)
+                os.utime(file.fileno())
+            frame = bytearray(os.fstat(file.fileno()).st_size)
             view, at = memoryview(frame), 0
             while at < len(frame) and (num_read := file.readinto(view[at:])):
                 at += num_read
@@ -401,6 +401,11 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700)
     if folder.is_symlink() or not folder.is_dir():
         raise ConfigurationError(f"{folder} must be a folder, and no symbolic link")
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """Open a file; ``open`` closes what turns out to be a folder."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _listed(folder: Path) -> list["os.DirEntry[str]"]:
