@@ -6,6 +6,7 @@ The second half shows that its cache is right: one wrong key, and a model that d
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
 import pytest
@@ -57,10 +58,15 @@ def answers_of(model: PreTrainedModel, wishes: Sequence[SamplingParams]) -> list
 # The same answers
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("kind", ["equal", "near", "random"])
+@pytest.mark.parametrize(
+    ("kind", "memory"),
+    long_but(
+        [*product(["near"], MEMORIES), ("equal", "room"), ("random", "swap")],
+        product(["equal", "near", "random"], MEMORIES),
+    ),
+)
 def test_answers_are_those_without_drafts(
-    model: PreTrainedModel, plain: list[RequestOutput], memory: str, kind: str
+    model: PreTrainedModel, plain: list[RequestOutput], kind: str, memory: str
 ) -> None:
     drafts = {"equal": model, "near": near(model), "random": make_model("llama", num_hidden_layers=1)}
     llm = LLM(model, MEMORIES[memory], draft_model=drafts[kind])
@@ -77,7 +83,7 @@ def test_answers_are_those_without_drafts(
     assert total == llm.core.space.statistics().receipts
 
 
-@pytest.mark.parametrize("name", long_but(("gemma3_text", "deepseek_v3", "mixtral", "bamba"), FAMILIES[1:]))
+@pytest.mark.parametrize("name", long_but(("deepseek_v3", "bamba"), FAMILIES[1:]))
 def test_other_families_are_drafted_for(name: str) -> None:
     """By a small Llama, which hardly ever guesses right, and by themselves where they are of attention alone."""
     model = make_model(name)
@@ -93,7 +99,7 @@ def test_other_families_are_drafted_for(name: str) -> None:
         assert (num_accepted == num_drafted) == (draft is model)
 
 
-@pytest.mark.parametrize("name", long_but(("gemma3_text", "deepseek_v3", "gpt2"), DRAFTS[1:]))
+@pytest.mark.parametrize("name", long_but(("gemma3_text",), DRAFTS[1:]))
 def test_other_families_draft(model: PreTrainedModel, name: str) -> None:
     draft = make_model(name)
     wishes = (GREEDY, KINDS[0], KINDS[2], GREEDY)
@@ -241,7 +247,7 @@ def test_prompts_in_chunks_are_drafted_for(model: PreTrainedModel) -> None:
     assert num_accepted == num_drafted > 0
 
 
-@pytest.mark.parametrize("name", long_but(("llama", "gemma3_text"), ("llama", "gemma3_text", "deepseek_v3")))
+@pytest.mark.parametrize("name", long_but(("gemma3_text",), ("llama", "gemma3_text", "deepseek_v3")))
 def test_forks_go_on_in_both_caches(name: str) -> None:
     model = make_model(name)
     (answer,) = (output.token_ids for output in LLM(model, ROOMY).generate(PROMPTS[:1], GREEDY))

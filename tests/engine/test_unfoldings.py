@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,7 @@ from pagedkv.probe import compat
 from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel, listening
 from pagedkv.probe.layers import EngineGroups, group_layers
 from pagedkv.probe.probing import probe
+from tests.choosing import long_but
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
@@ -135,8 +137,10 @@ def test_absorbed_answers_are_the_unfolded_ones(name: str) -> None:
     assert max(found) < TOLERANCE
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "preemption"),
+    long_but([("deepseek_v3", "swap"), *product(FAMILIES, ["recompute"])], product(FAMILIES, ["recompute", "swap"])),
+)
 def test_an_engine_that_absorbs_latents_answers_as_the_model_does(name: str, preemption: str) -> None:
     """With shared prefixes, chunks, preemption, and NaN in every block that has no content."""
     model = with_latents(name)
