@@ -335,7 +335,7 @@ def test_it_stores_in_redis_and_in_object_stores(tmp_path: Path) -> None:
         ({"root": None}, "needs one of root, redis, object, got none"),
         ({"cap": None}, "with a root needs a cap"),
         ({"cap": "many"}, "must be a size such as 16GiB"),
-        ({"n_read_threads": 3}, "an option that a PagedKVTier does not have: .*n_read_threads"),
+        ({"n_read_threads": 3}, "an option that a tier does not have: .*n_read_threads"),
         ({"weights": "/nowhere"}, "there are no weights in /nowhere"),
         ({"settings": {"colour": 1}}, "settings of a tier must be those of a StoreConfig"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.tiers import checkpoint_digest
+from pagedkv.tiers import checkpoint_digest, digest_of_weights
 
 pytestmark = pytest.mark.plain_only
 
@@ -67,3 +67,34 @@ def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
     for folder in (make(tmp_path / "model", config_json=b"{}"), tmp_path / "none.gguf"):
         with pytest.raises(ConfigurationError, match="there are no weights in"):
             checkpoint_digest(folder)
+
+
+def test_weights_are_named_by_digits_a_path_or_the_files_of_their_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    model = make(tmp_path / "model", model_safetensors=b"weights")
+    other = make(tmp_path / "other", model_safetensors=b"others")
+    assert digest_of_weights(str(model), "bfloat16") == checkpoint_digest(model)
+    assert digest_of_weights(str(model), "bfloat16", str(other)) == checkpoint_digest(other)
+    assert digest_of_weights("", "float8_e4m3fn", "AB" * 16) == digest_of_weights(str(model), "float16", "ab" * 16)
+    assert (tmp_path / "kept" / "pagedkv" / "checkpoints.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "told"),
+    [
+        ("fp8_e4m3", "model", "the scales of an fp8 cache are not known"),
+        ("torch.float8_e4m3fn", "model", "the scales of an fp8 cache are not known"),
+        ("bfloat16", "nobody/has-it", "the cache of Hugging Face has 0 revisions of nobody/has-it"),
+        ("bfloat16", "empty", "there are no weights in"),
+    ],
+)
+def test_weights_that_nothing_names_for_certain_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, name: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "model", model_safetensors=b"weights")
+    make(tmp_path / "empty", config_json=b"{}")
+    with pytest.raises(ConfigurationError, match=told):
+        digest_of_weights(name, dtype)

@@ -1,5 +1,7 @@
 """Tiers as users write them."""
 
+from typing import Any
+
 import pytest
 
 from pagedkv.errors import ConfigurationError
@@ -13,6 +15,7 @@ from pagedkv.tiers import (
     Tier,
     parse_nbytes,
     parse_tier,
+    tier_of_options,
 )
 
 
@@ -56,6 +59,37 @@ def test_sizes_are_read_with_their_units() -> None:
     for wrong in ("", "GiB", "-1", "1e3", "1 XB", "0", 0, True, 1.5):
         with pytest.raises(ConfigurationError):
             parse_nbytes(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "tier"),
+    [
+        (
+            {"root": "/a", "cap": "1GiB", "admission": "second-offer"},
+            FolderTier("/a", "1GiB", admission="second-offer"),
+        ),
+        ({"redis": "redis://host"}, RedisTier("redis://host")),
+        ({"redis": "redis://host", "cap": 2**30}, RedisTier("redis://host", 2**30)),
+        ({"object": "s3://bucket", "cap": "2TiB", "timeout_s": 1.0}, ObjectTier("s3://bucket", "2TiB", timeout_s=1.0)),
+    ],
+)
+def test_a_tier_is_built_from_options(options: dict[str, Any], tier: Tier) -> None:
+    assert tier_of_options(**options) == tier
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"root": "/a", "cap": 1, "redis": "redis://host"}, "one of root, redis, object, got root, redis"),
+        ({"cap": 1}, "one of root, redis, object, got none"),
+        ({"root": "/a"}, "needs a cap, such as 200GiB"),
+        ({"root": "/a", "cap": 1, "n_threads": 3}, "an option that a tier does not have: .*n_threads"),
+        ({"root": "/a", "cap": "much"}, "must be a size"),
+    ],
+)
+def test_options_of_no_tier_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        tier_of_options(**options)
 
 
 def test_names_have_no_secrets() -> None:

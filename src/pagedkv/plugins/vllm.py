@@ -33,13 +33,10 @@ vLLM's own ``AsyncLookupManager`` asks the store from another thread.
 import hashlib
 import json
 import logging
-import os
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_bytes
 from typing import Any, ClassVar, Final, TypeAlias
@@ -47,24 +44,20 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import vllm
-from huggingface_hub import try_to_load_from_cache
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers import (
-    FolderTier,
     GroupLayout,
     Identity,
     Load,
     LoadEnd,
     ModelIdentity,
-    ObjectTier,
-    RedisTier,
     Run,
     SharedStore,
     StoreIndex,
     StoreOutcome,
-    Tier,
-    checkpoint_digest,
+    digest_of_weights,
+    tier_of_options,
 )
 from pagedkv.warming import make_ready, of_stores
 
@@ -103,7 +96,6 @@ QUEUED_SHARE: Final = 4
 """Offers beyond a fourth of vLLM's memory are dropped: what waits to be written cannot be evicted there."""
 MOST_EVENTS: Final = 2**16
 RESCAN_S: Final = 30.0
-DIGEST: Final = re.compile("[0-9a-fA-F]{32,}")
 
 
 @dataclass(slots=True, eq=False)
@@ -189,8 +181,8 @@ class PagedKVTier(SecondaryTierManager):
             "max_events": 0 if self._names is None else MOST_EVENTS,
             **options.pop("settings", {}),
         }
-        tier = _tier({"root": root, "redis": redis, "object": object}, cap, settings=settings, **options)
-        digest = _digest_of_weights(offloading_spec.config.model, weights, tier_type)
+        tier = tier_of_options(root=root, redis=redis, object=object, cap=cap, settings=settings, **options)
+        digest = _digest(offloading_spec.config.model, weights, tier_type)
         self._life = token_bytes(32) if digest is None else b""
         identity = _identity(offloading_spec, self.block_size_bytes, digest or UNKNOWN_WEIGHTS)
         make_ready(of_stores(tier.eviction))
@@ -407,26 +399,6 @@ class _Lookups(AsyncLookupManager):
         return self._contains(keys)
 
 
-def _tier(media: dict[str, str | None], cap: str | int | None, **options: Any) -> Tier:  # noqa: ANN401 - its own
-    """Build the tier that the options describe. Raises ConfigurationError."""
-    given = {name: where for name, where in media.items() if where is not None}
-    if len(given) != 1:
-        raise ConfigurationError(f"a PagedKVTier needs one of {', '.join(media)}, got {', '.join(given) or 'none'}")
-    size: dict[str, Any] = {} if cap is None else {"nbytes": cap}
-    try:
-        match given:
-            case {"root": folder}:
-                if cap is None:
-                    raise ConfigurationError("a PagedKVTier with a root needs a cap, such as 200GiB")
-                return FolderTier(folder, cap, **options)
-            case {"redis": url}:
-                return RedisTier(url, **size, **options)
-            case _:
-                return ObjectTier(given["object"], **size, **options)
-    except TypeError as problem:
-        raise ConfigurationError(f"an option that a PagedKVTier does not have: {problem}") from problem
-
-
 def _identity(spec: OffloadingSpec, row_nbytes: int, weights: bytes) -> Identity:
     """Identify the bytes of a chunk, by all that vLLM's own tiers name their folders after, and more."""
     config = spec.config
@@ -441,35 +413,16 @@ def _identity(spec: OffloadingSpec, row_nbytes: int, weights: bytes) -> Identity
     return Identity((layout,), ModelIdentity(config.model.name, weights, versions=versions))
 
 
-def _digest_of_weights(model: OffloadingModelConfig, weights: str | None, tier_type: str) -> bytes | None:
+def _digest(model: OffloadingModelConfig, weights: str | None, tier_type: str) -> bytes | None:
     """Return what names the weights outside this process; None, and a line in the log, where nothing does."""
-    if weights is not None and DIGEST.fullmatch(weights):
-        return hashlib.sha256(weights.lower().encode()).digest()
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedkv" / "checkpoints.json"
-    if weights is not None:
-        return checkpoint_digest(weights, kept)
-    if "fp8" in model.dtype:
-        why = "the scales of an fp8 cache are not known"
-    else:
-        try:
-            return checkpoint_digest(_files_of(model.name), kept)
-        except ConfigurationError as problem:
-            why = str(problem)
-    LOGGER.warning(
-        'tier %s: %s, so what this process stores ends with it: the option "weights" keeps it', tier_type, why
-    )
-    return None
-
-
-def _files_of(name: str) -> Path:
-    """Return where the files of a model are. Raises ConfigurationError where that is not certain."""
-    if Path(name).exists():
-        return Path(name)
-    config = try_to_load_from_cache(name, "config.json")
-    revisions = list(Path(config).parents[1].iterdir()) if isinstance(config, str) else []
-    if len(revisions) != 1:
-        raise ConfigurationError(f"the cache of Hugging Face has {len(revisions)} revisions of {name}")
-    return revisions[0]
+    try:
+        return digest_of_weights(model.name, model.dtype, weights)
+    except ConfigurationError as problem:
+        if weights is not None:
+            raise
+        why = 'so what this process stores ends with it: the option "weights" keeps it'
+        LOGGER.warning("tier %s: %s, %s", tier_type, problem, why)
+        return None
 
 
 NO_ENTRY: Final = 0

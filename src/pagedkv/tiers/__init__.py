@@ -18,7 +18,7 @@ space; an engine imports the last five modules by themselves.
 """
 
 from pagedkv.tiers.body import Body, HostBody, HostMemory
-from pagedkv.tiers.checkpoint import checkpoint_digest
+from pagedkv.tiers.checkpoint import checkpoint_digest, digest_of_weights
 from pagedkv.tiers.core import StoreCore, StoreStatistics
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import (
@@ -48,6 +48,7 @@ from pagedkv.tiers.specs import (
     Tier,
     parse_nbytes,
     parse_tier,
+    tier_of_options,
 )
 from pagedkv.tiers.store import Load, LoadedRuns, TierStore
 from pagedkv.tiers.timing import BreakerState
@@ -109,6 +110,7 @@ __all__ = [
     "array_of",
     "checkpoint_digest",
     "compute_check",
+    "digest_of_weights",
     "end_key_of",
     "frame_nbytes",
     "frames_of",
@@ -117,5 +119,6 @@ __all__ = [
     "parse_tier",
     "read_frames",
     "runs_of",
+    "tier_of_options",
     "write_frame",
 ]

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 from importlib import import_module
 from pathlib import Path
@@ -17,8 +18,44 @@ from typing import Any, Final
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
 
+DIGEST: Final = re.compile("[0-9a-fA-F]{32,}")
 WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 SETTLED_NS: Final = 10**10
+
+
+def digest_of_weights(model: str, dtype: str, weights: str | None = None) -> bytes:
+    """Digest what names the weights of a model that another engine serves: 32 bytes.
+
+    Args:
+        model: the folder of its files, or its name in the cache of Hugging Face, of which there is one revision.
+        dtype: of the keys and values. Scales of fp8 may be computed while an engine runs, so files do not name them.
+        weights: at least 32 hexadecimal digits that name them, or the path of the checkpoint; None: those of the model.
+
+    Raises:
+        ConfigurationError: which files they are is not certain, there is no file of weights, or ``dtype`` is an fp8.
+        OSError: a file cannot be read.
+        MissingExtraError: the package blake3 is not installed.
+
+    Cost: digests of files are kept in ``~/.cache/pagedkv``, so that each file is read once.
+    """
+    if weights is not None and DIGEST.fullmatch(weights):
+        return hashlib.sha256(weights.lower().encode()).digest()
+    if weights is None and ("fp8" in dtype or "float8" in dtype):
+        raise ConfigurationError("the scales of an fp8 cache are not known")
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedkv" / "checkpoints.json"
+    return checkpoint_digest(weights or _files_of(model), kept)
+
+
+def _files_of(model: str) -> Path:
+    """Return where the files of a model are. Raises ConfigurationError where that is not certain."""
+    if Path(model).exists():
+        return Path(model)
+    with needing("hf", "a model that is named by its place on the hub"):
+        config = import_module("huggingface_hub").try_to_load_from_cache(model, "config.json")
+    revisions = list(Path(config).parents[1].iterdir()) if isinstance(config, str) else []
+    if len(revisions) != 1:
+        raise ConfigurationError(f"the cache of Hugging Face has {len(revisions)} revisions of {model}")
+    return revisions[0]
 
 
 def checkpoint_digest(path: str | Path, kept: str | Path | None = None) -> bytes:

@@ -388,3 +388,39 @@ def parse_tier(text: str) -> Tier:
         "a tier is host:SIZE, folder:PATH:SIZE, or a URL such as redis://HOST:PORT/DB or s3://BUCKET/PATH; "
         f"got {without_secrets(text)!r}"
     )
+
+
+def tier_of_options(
+    *,
+    root: str | Path | None = None,
+    redis: str | None = None,
+    object: str | None = None,  # noqa: A002 - a key of JSON
+    cap: str | int | None = None,
+    **options: Any,  # noqa: ANN401 - the tier's own
+) -> Tier:
+    """Build the tier that options describe, as they stand in the JSON with which engines configure a plug-in.
+
+    Args:
+        root, redis, object: exactly one of them: a folder, or the URL of a Redis server or of an object store.
+        cap: most bytes, a number or text such as "200GiB"; a folder needs one.
+        options: of the tier, such as ``admission``, ``eviction``, ``settings``.
+
+    Raises:
+        ConfigurationError: not one medium, no cap, an option that the tier does not have.
+
+    >>> tier_of_options(root="/var/cache/kv", cap="200GiB").name
+    'folder /var/cache/kv'
+    """
+    media = {"root": root, "redis": redis, "object": object}
+    given = {name: where for name, where in media.items() if where is not None}
+    if len(given) != 1:
+        raise ConfigurationError(f"a tier needs one of {', '.join(media)}, got {', '.join(given) or 'none'}")
+    size: dict[str, Any] = {} if cap is None else {"nbytes": cap}
+    try:
+        if root is not None:
+            if cap is None:
+                raise ConfigurationError("a tier with a root needs a cap, such as 200GiB")
+            return FolderTier(root, cap, **options)
+        return RedisTier(redis, **size, **options) if redis is not None else ObjectTier(str(object), **size, **options)
+    except TypeError as problem:
+        raise ConfigurationError(f"an option that a tier does not have: {problem}") from problem
