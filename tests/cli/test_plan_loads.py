@@ -13,7 +13,8 @@ from tests.cli.test_plan_command import COST
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import as_text
 
-SETTING = ("--model", "llama-3.1-8b", "--block-size", "16", "--eviction", "lru", "--max-sequences", "1", "-j", 1)
+ONE = ("--model", "llama-3.1-8b", "--block-size", "16", "--eviction", "lru", "--max-sequences", "1", "-j", 1)
+SETTING = (*ONE, "--resamples", 0)
 CALIBRATION = {"read_as": "CSV", "num_steps": 439, "median": 0.127, "p90": 0.344, "bias": -0.005}
 
 
@@ -76,6 +77,38 @@ def test_without_loads_the_highest_that_holds_is_searched_for(trace: Path, cost:
     assert [point["figures"] for point in given["points"]] == [point["figures"] for point in plan["points"]]
     assert given["settings"] == plan["settings"]
     assert {path: path.stat().st_mtime_ns for path in results.iterdir()} == kept, "nothing was run again"
+
+
+def test_the_headline_has_an_interval_which_is_the_same_everywhere(trace: Path, cost: Path, tmp_path: Path) -> None:
+    """The seconds are off by 12.7 %, so one of 2 and 2.18 times is a step of the search away on either side."""
+    common = (trace, *ONE, "--memory", "1,2", "--cost-model", cost, "--ttft", 4, "--limit", 90, "--results", tmp_path)
+    page = tmp_path / "plan.html"
+    result = run("plan", *common, "--resamples", 3, "--report", page, "--json", tmp_path / "plan.json")
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    interval = plan["interval"]
+    assert interval["likeliest_per_s"] == pytest.approx(1, rel=0.02)
+    assert interval["low_per_s"] < 1 / 1.127 < 1 / (1 - 0.127) < interval["high_per_s"]
+    assert (interval["error"], interval["num_resamples"]) == (0.127, 3)
+    told = f"holds {interval['low_per_s']:.3g} to {interval['high_per_s']:.3g} answers a second within the bounds, 1 l"
+    assert told in plan["headline"]
+    read = read_page(page.read_text())
+    assert told in read.texts("h1")[0]
+    shown = " ".join(result.stdout.split())
+    assert told in shown
+    why, remedy = (each for each in plan["reasons"] if "interval: " in each or "narrow it: " in each)
+    assert "seconds that are off by 12.7% move it by -" in why
+    for each in (why, remedy):
+        assert each[1:] in shown
+        assert any(each[1:] in text for text in read.texts("p"))
+    off = planned(*common, "--resamples", 0)
+    assert off["interval"] is None
+    assert "sustains 1 answers a second" in off["headline"]
+    assert off["points"] == plan["points"]
+    few = planned(*common, "--resamples", 2)["interval"]
+    assert (few["arrivals"], few["slower"]) == (0, interval["slower"])
+    assert planned(*common, "--load", "1,2")["interval"] is None
+    assert "--resamples must be 0 to 200" in run("plan", *common, "--resamples", 201).stderr
 
 
 def test_what_binds_and_what_would_have_to_change_is_told(trace: Path, cost: Path, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def small_plan(num_policies: int = 2) -> Plan:
         "headline": "Take 80 GiB, p0: 2.1 answers a second",
         "reasons": ["80 GiB instead of 40 GiB: 2.10x the traffic (2.00 to 2.20)"],
         "chosen": {"memory": "80 GiB", "policy": "p0"},
+        "interval": None,
         "effects": [
             {
                 "axis": "memory",

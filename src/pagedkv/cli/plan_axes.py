@@ -30,8 +30,9 @@ from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cluster import ClusterSetting
 from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
 from pagedkv.simulation.planning import Bounds, PlanPoint, Steadiness
-from pagedkv.simulation.planning.decision import GPU_AXIS, HIGHEST_LOAD, REPLICAS_AXIS
+from pagedkv.simulation.planning.decision import GPU_AXIS, REPLICAS_AXIS
 from pagedkv.simulation.planning.point import ClosedLoop
+from pagedkv.simulation.planning.searching import HIGHEST_LOAD
 
 BY_NEED: Final = "need"
 MOST_REPLICAS: Final = 64

@@ -5,7 +5,8 @@ it is read, and the point. So a plan with an equal point uses the file, and no o
 counts as missing.
 
 The loads of a setting are the typed ones, or those of a search for its limit. Each search depends on the verdicts on
-its own setting alone, so its points are equal for any number of processes.
+its own setting alone, so its points are equal for any number of processes. The headline's setting is searched again
+with longer and shorter seconds and with resampled arrivals, for its interval.
 
 A cluster is compared with the same requests routed in turn, and with one pool with the memory of all replicas: its hits
 lie between these two. Each setting with replicas is run once more in both ways, at the load of its headline: the
@@ -43,8 +44,9 @@ from pagedkv.errors import ConfigurationError, InterruptedRunError, OutputError,
 from pagedkv.planner.traces.lines import files_of
 from pagedkv.simulation import ServingConfig, compile_loops
 from pagedkv.simulation.planning import LoadSearch, PlanPoint, PointFigures, run_point
-from pagedkv.simulation.planning.decision import limit_of
 from pagedkv.simulation.planning.figures import Division
+from pagedkv.simulation.planning.interval import FAST, SLOW
+from pagedkv.simulation.planning.searching import limit_of
 from pagedkv.warming import ROUTING, make_ready
 
 FORMAT: Final = 4
@@ -135,11 +137,19 @@ class LoadRuns:
         store: figures of points that were run before; it also stores new ones.
         is_searched: whether loads are searched.
         runs_again: whether points that were run before are run again.
+        search: how loads are searched; the search of each setting begins as this one.
     """
 
     def __init__(
-        self, planned: Sequence[PlannedPoint], store: PointStore, *, is_searched: bool, runs_again: bool
+        self,
+        planned: Sequence[PlannedPoint],
+        store: PointStore,
+        *,
+        is_searched: bool,
+        runs_again: bool,
+        search: LoadSearch = LoadSearch(),  # noqa: B008 - copied, never changed
     ) -> None:
+        self._search = search
         self._store = store
         self._runs_again = runs_again
         self._is_searched = is_searched
@@ -152,7 +162,7 @@ class LoadRuns:
         """Return the first points to run."""
         points = []
         for each in self._planned:
-            search = LoadSearch() if self._is_searched else None
+            search = replace(self._search) if self._is_searched else None
             setting = self._settings.setdefault(tuple(each.choices.values()), _Setting(each, search))
             points += self._next(setting) if self._is_searched else self._unknown(setting, each)
         return points
@@ -197,6 +207,30 @@ class LoadRuns:
         setting.found[planned.load] = planned, figures
         if setting.search is not None:
             setting.search.record(figures.steadiness.verdict)
+
+
+INTERVAL_STRIDE: Final = 2
+
+
+def again(
+    planned: PlannedPoint, error: float | None, num_resamples: int, store: PointStore, *, runs_again: bool
+) -> LoadRuns | None:
+    """Return further searches for the load that a setting holds, named by their only choice; None if there are none.
+
+    Args:
+        planned: the setting at the highest load that it holds, where the searches begin.
+        error: relative error of its seconds: with a known one, ``SLOW`` and ``FAST`` are searches by it.
+        num_resamples: searches by resampled arrivals.
+        store, runs_again: as of :class:`LoadRuns`.
+    """
+    point = planned.point
+    points = {str(seed): replace(point, resample=seed) for seed in range(num_resamples)}
+    if error is not None:
+        points[SLOW] = replace(point, costs=point.costs.scaled(1 + error))
+        points[FAST] = replace(point, costs=point.costs.scaled(1 - error))
+    searched = [replace(planned, choices={"again": name}, point=each) for name, each in points.items()]
+    search = LoadSearch(planned.load, INTERVAL_STRIDE)
+    return LoadRuns(searched, store, is_searched=True, runs_again=runs_again, search=search) if searched else None
 
 
 ONE_POOL: Final = "one pool"

@@ -129,6 +129,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "policies": "--eviction",
         "replay": "--replay",
         "replicas": "--replicas",
+        "resamples": "--resamples",
         "rescan_s": "--tier-rescan",
         "salt": "--salt",
         "session_interval_s": "--session-interval",

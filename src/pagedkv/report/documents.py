@@ -358,6 +358,7 @@ class Plan(TypedDict):
     headline: str
     reasons: list[str]
     chosen: dict[str, str]
+    interval: dict[str, float | None] | None
     effects: list[dict[str, Any]]
     settings: list[PlanSettingDocument]
     points: list[PlanPointDocument]

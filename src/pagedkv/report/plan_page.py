@@ -155,13 +155,22 @@ def _tiles(plan: Plan) -> tuple[Tile, ...]:
     sustained = _sustained(plan, point)
     load = f"With the setting of the headline, at {point['load']:g} times the recorded traffic."
     tiles = [
-        Tile("Answers a second, sustained", NONE if sustained is None else f"{sustained:.3g}", f"Good ones. {load}"),
+        Tile(
+            "Answers a second, sustained",
+            NONE if sustained is None else f"{sustained:.3g}",
+            f"Good ones{_interval(plan)}. {load}",
+        ),
         Tile("Hit ratio by token", "unknown" if ratio is None else RATIO.text(ratio), "Prompt tokens in the cache."),
         Tile("First token, p99", SECONDS.text(figures["ttft_s"]["p99"]), "From arrival."),
         Tile("Further tokens, p99", SECONDS.text(figures["tpot_s"]["p99"]), "Each, in the mean of an answer."),
         Tile("Memory", memory_text(point["kv_gib"]), "For keys, values and states."),
     ]
     return tuple(tiles)
+
+
+def _interval(plan: Plan) -> str:
+    interval = plan["interval"]
+    return "" if interval is None else f", {interval['low_per_s']:.3g} to {interval['high_per_s']:.3g}"
 
 
 def _sustained(plan: Plan, point: PlanPointDocument) -> float | None:

@@ -168,6 +168,11 @@ class CostModel(Result):
         """Return the seconds of moving keys and values to or from host memory in one step; 0 for no tokens."""
         return self.swap_fixed_s + num_tokens * self.swap_token_s if num_tokens > 0 else 0.0
 
+    def scaled(self, factor: float) -> "CostModel":
+        """Return a model by which everything takes ``factor`` times as long. Raises ConfigurationError if negative."""
+        values = self.as_dict()
+        return CostModel(**{name: factor * value if name.endswith("_s") else value for name, value in values.items()})
+
 
 def _checked_seconds(name: str, value: object) -> float:
     # Compared before it is converted, since an integer of 400 digits does not fit a float. NaN fails both comparisons.

@@ -9,8 +9,8 @@ from pagedkv.planner.traces.request import Request
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.planning import Bounds, LoadLimit, LoadSearch, PlanPoint, run_point
-from pagedkv.simulation.planning.decision import HIGHEST_LOAD, grid_load, limit_of
 from pagedkv.simulation.planning.figures import FAILS, HOLDS, TOO_SHORT
+from pagedkv.simulation.planning.searching import HIGHEST_LOAD, grid_load, limit_of
 
 GRID = [grid_load(step) for step in range(-60, 80)]
 

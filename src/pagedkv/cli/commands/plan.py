@@ -5,7 +5,8 @@ table of all points.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -28,6 +29,7 @@ from pagedkv.cli.plan_runs import (
     LoadRuns,
     PointRunner,
     PointStore,
+    again,
     default_folder,
     digest_of_files,
 )
@@ -48,7 +50,7 @@ from pagedkv.report.tables import LATENCIES, OUTCOMES, cluster_table, point_tabl
 from pagedkv.simulation.calibration.fitting import MOST_ERROR
 from pagedkv.simulation.cluster import LATE
 from pagedkv.simulation.cost import CostOrigin
-from pagedkv.simulation.planning import Decision, PointFigures, PointResult, decide
+from pagedkv.simulation.planning import Decision, LoadInterval, PointFigures, PointResult, decide, interval_of
 from pagedkv.simulation.planning.decision import (
     GPU_AXIS,
     change_of,
@@ -59,9 +61,14 @@ from pagedkv.simulation.planning.decision import (
     settings_of,
 )
 from pagedkv.simulation.planning.figures import FAILS, TOO_SHORT, busiest_and_quietest
+from pagedkv.simulation.planning.resampling import MOST_HELD_NBYTES, nbytes_of
+from pagedkv.simulation.planning.searching import limit_of
 
 if TYPE_CHECKING:
     from pagedkv.cli.plan_ray import RayRunner
+
+
+MOST_RESAMPLES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,15 @@ class PlanRuns:
         bool, flag("Run points as Ray tasks, on the cluster that RAY_ADDRESS names if it is set; pagedkv\\[cluster].")
     ] = False
     fresh: Annotated[bool, flag("Run finished points again, too.")] = False
+    resamples: Annotated[
+        int, option("N", "Resampled arrivals for the headline's interval, some three points each; 0: no interval.")
+    ] = 6
     every_load: Annotated[bool, flag("Print a row for each load that was run, not one for each setting.")] = False
+
+    def require_valid(self) -> None:
+        """Raises ConfigurationError."""
+        if not 0 <= self.resamples <= MOST_RESAMPLES:
+            raise ConfigurationError(f"--resamples must be 0 to {MOST_RESAMPLES}, got {self.resamples}")
 
     @property
     def num_processes(self) -> int:
@@ -127,6 +142,7 @@ def plan(
     """
     if json_file is not None:
         require_writable(json_file, *traces)
+    runs.require_valid()
     axes = axes.with_engine()
     _require_known_seconds(axes.origin)
     runner = runs.runner(traces, axes.trace)
@@ -144,11 +160,12 @@ def plan(
     found = loads.results()
     beside = BesideRuns(found, store, runs.fresh)
     _run(runner, beside)
+    interval = _interval(runner, facts, axes, runs, found, store)
     most = max((figures for _, figures in found), key=lambda figures: figures.num_finished)
     num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each, _ in found)
     require_some_served(most.num_requests, most.num_rejected, num_blocks)
     head = {"trace": name_of(traces) if len(traces) > 1 else traces[0], "command": command_line()}
-    document = plan_document({**head, "read_as": facts.read_as}, axes, found, beside, facts.cache)
+    document = plan_document({**head, "read_as": facts.read_as}, axes, found, beside, facts.cache, interval)
     document["warnings"][:0] = facts.notes
     if json_file is not None:
         write_json(json_file, document)
@@ -177,12 +194,14 @@ class _TraceFacts:
         notes: warnings about it.
         planned: all points.
         cache: the cache that its hits need; None where that is unknown.
+        nbytes: bytes of all requests in memory.
     """
 
     read_as: str
     notes: list[str]
     planned: list[PlannedPoint]
     cache: CacheNeed | None
+    nbytes: int
 
 
 def _planned(paths: Sequence[str], axes: PlanAxes) -> _TraceFacts:
@@ -193,7 +212,8 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _TraceFacts:
         TraceError: the trace cannot be read.
     """
     with TraceSources(paths, axes.trace, axes.trace.merging) as trace:
-        requests = trace.requests()
+        sizes = array("q")
+        requests = _counted(trace.requests(), sizes)
         sample = sample_of(requests)
         longest = max((each.input_length for each in sample), default=0)
         has_content = any(each.has_content for each in sample)
@@ -201,7 +221,14 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _TraceFacts:
         cache = _cache_need(trace.name, chain(sample, requests), points[0]) if has_content else None
         for _ in requests:
             pass
-        return _TraceFacts(trace.recognised, trace.notes, points, cache)
+        return _TraceFacts(trace.recognised, trace.notes, points, cache, sum(sizes))
+
+
+def _counted(requests: Iterable[Request], sizes: "array[int]") -> Iterator[Request]:
+    """Yield requests, and append the bytes of each."""
+    for request in requests:
+        sizes.append(nbytes_of(request))
+        yield request
 
 
 def _cache_need(name: str, requests: Iterator[Request], planned: PlannedPoint) -> CacheNeed | None:
@@ -228,16 +255,49 @@ def _run(runner: "PointRunner | RayRunner", loads: LoadRuns | BesideRuns) -> Non
         runner.run(points, loads.keep, lambda: loads.num_known)
 
 
+def _interval(  # noqa: PLR0913, PLR0917 - a plan's parts so far
+    runner: "PointRunner | RayRunner",
+    facts: _TraceFacts,
+    axes: PlanAxes,
+    runs: PlanRuns,
+    found: Sequence[tuple[PlannedPoint, PointFigures]],
+    store: PointStore,
+) -> LoadInterval | None:
+    """Run the setting of the headline again for its interval; None if its limit is not known, or it is not wanted."""
+    if not (axes.is_searched and runs.resamples):
+        return None
+    chosen = decide(_results(found), axes.bounds, is_searched=True).chosen
+    own = [(planned, figures) for planned, figures in found if dict(planned.choices) == chosen]
+    limit = limit_of((planned.load, figures.steadiness.verdict) for planned, figures in own)
+    if limit.held is None or not limit.is_decided:
+        return None
+    planned = next(planned for planned, _ in own if planned.load == limit.held)
+    num_resamples = runs.resamples if facts.nbytes <= MOST_HELD_NBYTES else 0
+    searches = again(planned, axes.origin.median, num_resamples, store, runs_again=runs.fresh)
+    if searches is None:
+        return None
+    _run(runner, searches)
+    by_name: dict[str, list[tuple[float, PointFigures]]] = {}
+    for each, figures in searches.results():
+        by_name.setdefault(each.choices["again"], []).append((each.load, figures))
+    return interval_of([(each.load, figures) for each, figures in own], by_name, axes.origin.median)
+
+
+def _results(found: Sequence[tuple[PlannedPoint, PointFigures]]) -> list[PointResult]:
+    return [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
+
+
 LOADS_SEARCHED: Final = "searched"
 LOADS_GIVEN: Final = "given"
 
 
-def plan_document(
+def plan_document(  # noqa: PLR0913, PLR0917 - all parts of a plan
     head: Mapping[str, str],
     axes: PlanAxes,
     found: Sequence[tuple[PlannedPoint, PointFigures]],
     beside: BesideRuns,
     cache: CacheNeed | None = None,
+    interval: LoadInterval | None = None,
 ) -> Plan:
     """Make the document of a plan.
 
@@ -247,9 +307,10 @@ def plan_document(
         found: all points with their figures.
         beside: runs for comparison with clusters.
         cache: the cache that the trace's hits need, where it is known.
+        interval: the traffic that the headline's setting sustains, with its uncertainty; None: it was not searched.
     """
-    results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
-    decision = decide(results, axes.bounds, is_searched=axes.is_searched)
+    results = _results(found)
+    decision = decide(results, axes.bounds, is_searched=axes.is_searched, interval=interval)
     settings = _settings(axes, results, found, beside)
     seconds = _seconds(axes, decision, found)
     chosen = _chosen_figures(decision, settings, found)
@@ -270,10 +331,11 @@ def plan_document(
             *_stops(decision, found),
             *_windows(chosen),
             *_cluster(chosen, decision, beside),
-            *decision.reasons,
+            *map(as_typed, decision.reasons),
             *_costs(axes, settings),
         ],
         "chosen": dict(decision.chosen),
+        "interval": None if interval is None else interval.as_dict(),
         "effects": [effect.as_dict() for effect in decision.effects],
         "settings": settings,
         "points": [_point(each, figures, decision) for each, figures in found],

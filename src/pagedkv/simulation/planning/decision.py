@@ -1,10 +1,4 @@
-"""The decision of a plan: searched loads, effects of choices, reasons, and the headline.
-
-The highest load that a setting holds is found by bisection on the same requests. Loads lie on a grid of eighths of a
-doubling, three digits each, so that all settings are tried under equal loads, and a load that a user types equals the
-searched one. From the recorded traffic the search doubles, or halves, until one load holds and one does not; then it
-halves the number of grid steps between the two. As in any bisection, every load below one that holds is assumed to
-hold. That need not be so, since hits depend on the load.
+"""The decision of a plan: effects of choices, reasons, and the headline.
 
 The gain of one choice over another is paired, over all other choices that were tried, and has an uncertainty. Two
 settings that differ in one choice alone serve the same requests, so they are compared part by part of the trace. The
@@ -25,12 +19,11 @@ and the traffic of each GPU.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from pagedkv.planner.results import Result
 from pagedkv.simulation.planning.figures import (
-    FAILS,
     HOLDS,
     LEAST_REQUESTS,
     NUM_PARTS,
@@ -39,7 +32,9 @@ from pagedkv.simulation.planning.figures import (
     PointFigures,
     Steadiness,
 )
+from pagedkv.simulation.planning.interval import LoadInterval
 from pagedkv.simulation.planning.point import PlanPoint
+from pagedkv.simulation.planning.searching import LoadLimit, limit_of
 
 LEAST_WAITING: Final = 0.05
 """Share of the seconds of steps; shorter waits are not named."""
@@ -143,102 +138,10 @@ def _broken(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
                 yield f"{steady.num_slow / num:.1%} decode more slowly than `tpot_s={bounds.tpot_s:g}` allows{kept}"
 
 
-STEPS_A_DOUBLING: Final = 8
-HIGHEST: Final = 9 * STEPS_A_DOUBLING
-LOWEST: Final = -6 * STEPS_A_DOUBLING
-HIGHEST_LOAD: Final = 1000.0
-"""Higher loads are refused: at this one a trace of hours arrives within seconds."""
-
-
-def grid_load(step: int) -> float:
-    """Return a load of the grid.
-
-    >>> [grid_load(step) for step in (-8, 0, 1, 8)]
-    [0.5, 1.0, 1.09, 2.0]
-    """
-    return float(f"{2 ** (step / STEPS_A_DOUBLING):.3g}")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadLimit(Result):
-    """The load limit of a setting, between two loads.
-
-    Args:
-        held: the highest load that holds; None: none held.
-        ended: the lowest load tried above it that fails, or for which the trace is too short; None: none was tried.
-        is_decided: whether ``ended`` failed; False: the trace was too short to decide.
-    """
-
-    held: float | None
-    ended: float | None
-    is_decided: bool
-
-
-def limit_of(verdicts: Iterable[tuple[float, str]]) -> LoadLimit:
-    """Combine the runs of a setting, as pairs of load and verdict, into its limit.
-
-    A load that holds above one that fails is not counted.
-    """
-    by_load = dict(sorted(verdicts))
-    failed = min((load for load, verdict in by_load.items() if verdict == FAILS), default=float("inf"))
-    held = max((load for load, verdict in by_load.items() if verdict == HOLDS and load < failed), default=None)
-    above = [load for load, verdict in by_load.items() if verdict != HOLDS and (held is None or load > held)]
-    ended = min(above, default=None)
-    return LoadLimit(held, ended, ended is not None and by_load[ended] == FAILS)
-
-
 def _ended(limit: LoadLimit) -> str:
     if limit.ended is None:
         return " (the highest that was tried)"
     return f" ({limit.ended:g} times {'does not hold' if limit.is_decided else 'is undecided: the trace is too short'})"
-
-
-@dataclass(slots=True)
-class LoadSearch:
-    """A search under way. The verdicts alone determine its loads.
-
-    >>> search = LoadSearch()
-    >>> loads = []
-    >>> while (load := search.next_load()) is not None:
-    ...     loads.append(load)
-    ...     search.record("holds" if load < 1.6 else "fails")
-    >>> loads
-    [1.0, 2.0, 1.41, 1.68, 1.54]
-    """
-
-    _held: int | None = None
-    _ended: int | None = None
-    _last: int | None = field(default=None)
-
-    def next_load(self) -> float | None:
-        """Return the load to run next; None when the search is over."""
-        step = self._next_step()
-        self._last = step
-        return None if step is None else grid_load(step)
-
-    def _next_step(self) -> int | None:
-        if self._held is None and self._ended is None:
-            return 0
-        if self._held is None:
-            assert self._ended is not None, "one of the two is known"
-            return self._ended - STEPS_A_DOUBLING if self._ended > LOWEST else None
-        if self._ended is None:
-            return self._held + STEPS_A_DOUBLING if self._held < HIGHEST else None
-        return (self._held + self._ended) // 2 if self._ended - self._held > 1 else None
-
-    def record(self, verdict: str) -> None:
-        """Record the verdict of the last load.
-
-        A trace that is too short for the first load is too short for a search: slower loads would add waits between
-        requests that were not recorded.
-        """
-        assert self._last is not None, "next_load() returned no load"
-        if verdict == HOLDS:
-            self._held = self._last
-        elif verdict == TOO_SHORT and self._held is None:
-            self._held = self._ended = self._last
-        else:
-            self._ended = self._last
 
 
 STUDENT: Final = 2.365
@@ -488,13 +391,20 @@ class Decision:
     effects: tuple[Effect, ...]
 
 
-def decide(results: Sequence[PointResult], bounds: Bounds, *, is_searched: bool = False) -> Decision:
+def decide(
+    results: Sequence[PointResult],
+    bounds: Bounds,
+    *,
+    is_searched: bool = False,
+    interval: LoadInterval | None = None,
+) -> Decision:
     """Choose among settings that were run.
 
     Args:
         results: one or more runs, of settings with the same axes.
         bounds: bounds of good answers; without any, all answers are good.
         is_searched: whether loads were searched instead of given.
+        interval: of the setting that is chosen, which is that of a decision without it; None: there is none.
     """
     best, limits = settings_of(results), limits_of(results)
     effects = effects_of(results, is_searched=is_searched)
@@ -505,12 +415,13 @@ def decide(results: Sequence[PointResult], bounds: Bounds, *, is_searched: bool 
     what = SPEED if taken.figures.steadiness.verdict == TOO_SHORT else TRAFFIC
     answers = "answers a second within the bounds" if bounds.are_given else "answers a second"
     reasons = [
+        *(() if interval is None else interval.reasons),
         *_limits(taken, best, limits, results),
         *(_sentence(effect, what) for effect in effects),
         *_per_gpu(best, limits),
         *(_good_shares(results) if bounds.are_given else ()),
     ]
-    headline = _headline(taken, first, answers, limits[tuple(chosen.values())])
+    headline = _headline(taken, first, answers, limits[tuple(chosen.values())], interval)
     return Decision(headline, tuple(reasons), dict(taken.choices), taken, tuple(effects))
 
 
@@ -535,7 +446,9 @@ def _mean_traffic(axis: str, value: str, settings: Collection[PointResult]) -> f
     return sum(traffic) / len(traffic)
 
 
-def _headline(taken: PointResult, first: PointResult, answers: str, limit: LoadLimit) -> str:
+def _headline(
+    taken: PointResult, first: PointResult, answers: str, limit: LoadLimit, interval: LoadInterval | None
+) -> str:
     figures, verdict = taken.figures, taken.figures.steadiness.verdict
     stays = dict(taken.choices) == dict(first.choices)
     verb = "Stay with" if stays else "Take"
@@ -552,7 +465,8 @@ def _headline(taken: PointResult, first: PointResult, answers: str, limit: LoadL
         return f"None of the settings gives {answers}: the bounds, the load or the memory must change"
     at_load = "the recorded traffic" if taken.load == 1 else f"{taken.load:g} times the recorded traffic"
     if verdict == HOLDS:
-        text = f"{_named(taken)}: sustains {traffic:.3g} {answers}, {at_load}{_ended(limit)}"
+        sustained = f"sustains {traffic:.3g} {answers}" if interval is None else interval.text(answers)
+        text = f"{_named(taken)}: {sustained}, {at_load}{_ended(limit)}"
     else:
         text = f"{_named(taken)}: {traffic:.3g} {answers} at {at_load}, which it does not hold"
     if stays:

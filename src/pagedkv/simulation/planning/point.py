@@ -10,7 +10,6 @@ Figures are equal in every process.
 
 import heapq
 import math
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,12 +21,9 @@ from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.meters import RequestLog
 from pagedkv.simulation.planning.figures import Bounds, ClusterSummary, Division, PointFigures, figures_of, parts_of
+from pagedkv.simulation.planning.resampling import resampled, sessions_of
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace
-
-MOST_HELD_NBYTES: Final = 512 * 2**20
-REQUEST_NBYTES: Final = 400
-"""Bytes of a request in memory, without its ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ def serve_closed(  # noqa: PLR0913 - the server, the requests, and the rules of 
     Raises:
         ConfigurationError: the requests do not fit in half a GiB.
     """
-    sessions = _sessions(requests)
+    sessions = sessions_of(requests, "`closed_loop`")
     arrivals = [(session[0].arrival_s / load, place) for place, session in enumerate(sessions)]
     heapq.heapify(arrivals)
     session_of: dict[int, int] = {}
@@ -103,22 +99,6 @@ def serve_closed(  # noqa: PLR0913 - the server, the requests, and the rules of 
                 heapq.heappush(arrivals, (clock.now_s + think_s, place))
 
 
-def _sessions(requests: Iterable[Request]) -> list[deque[Request]]:
-    """Group the requests by session, ordered by their beginnings."""
-    sessions: defaultdict[object, deque[Request]] = defaultdict(deque)
-    nbytes = 0
-    for number, request in enumerate(requests):
-        contents = (request.block_ids, request.prompt_token_ids, request.output_token_ids)
-        nbytes += REQUEST_NBYTES + sum(each.nbytes for each in contents if each is not None)
-        if nbytes > MOST_HELD_NBYTES:
-            raise ConfigurationError(
-                f"`closed_loop` keeps all requests in memory, and the first {number:,} take "
-                f"{MOST_HELD_NBYTES >> 20} MiB: take fewer (`limit`), or the open loop"
-            )
-        sessions[number if request.session is None else request.session].append(request)
-    return list(sessions.values())
-
-
 OPEN: Final = None
 UNDIVIDED: Final = Division()
 
@@ -133,6 +113,7 @@ class PlanPoint:
         bounds: bounds of good answers.
         loop: think times of a closed loop; None: requests arrive as recorded.
         cluster: replicas, each of this configuration, and their router; None: one server.
+        resample: seed of other arrivals like those of the trace (:func:`resampled`); None: those of the trace.
 
     Raises:
         ConfigurationError: a closed loop of several replicas.
@@ -143,6 +124,7 @@ class PlanPoint:
     bounds: Bounds = Bounds()  # noqa: RUF009 - a value: frozen
     loop: ClosedLoop | None = OPEN
     cluster: ClusterSetting | None = None
+    resample: int | None = None
 
     def __post_init__(self) -> None:
         if self.cluster is not None and self.loop is not None:
@@ -157,6 +139,7 @@ class PlanPoint:
             "bounds": self.bounds.as_dict(),
             "answer_tokens_per_s": None if self.loop is None else self.loop.answer_tokens_per_s,
             **({} if self.cluster is None else {"cluster": self.cluster.as_dict()}),
+            **({} if self.resample is None else {"resample": self.resample}),
         }
 
 
@@ -175,9 +158,11 @@ def run_point(
         division: windows of recorded time, for figures by window.
 
     Raises:
-        ConfigurationError: the closed loop does not fit in memory.
+        ConfigurationError: the requests of a closed loop or of a resample do not fit in memory.
         TraceError: an arrival is earlier than the previous one.
     """
+    if point.resample is not None:
+        requests = resampled(requests, point.resample)
     if point.cluster is not None:
         return _run_cluster(point, point.cluster, requests, show, division)
     config, log = point.config, RequestLog(point.config.scheduling_config(), records_ended=point.loop is not None)
