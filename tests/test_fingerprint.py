@@ -47,6 +47,7 @@ UNSEEN = {
     "leases": True,
     "tenants": {"a": TenantLimits()},
     "eviction": "fifo",
+    "tail_tokens": 7,
     "weights_epoch": 3,
     "max_epoch_lag": 0,
 }

@@ -45,6 +45,7 @@ SPACE: Final[dict[str, object]] = {
     "leases": False,
     "tenants": None,
     "eviction": "lru",
+    "tail_tokens": 64,
     "weights_epoch": "",
     "max_epoch_lag": 0,
 }

@@ -62,6 +62,7 @@ class Block:
     hold_step: int = 0
     is_protected: bool = False
     is_reused: bool = False
+    level: int | None = None  # of the policy by priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,7 @@ class Model:
         state.content = None
         state.life += 1
         state.is_protected = state.is_reused = False
+        state.level = None
 
     def _slot(self, content: int) -> int:
         return digest_words(content)[0] % self.num_slots

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pagedkv.blocks.eviction.fifo import FIFO, OLDER
+from pagedkv.blocks.eviction.fifo import FIFO
+from pagedkv.blocks.eviction.rings import OLDER
 from pagedkv.blocks.record import NULL_BLOCK
 from tests.blocks.eviction_model import Model, NamedPool
 

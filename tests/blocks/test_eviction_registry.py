@@ -25,7 +25,7 @@ from tests.cli.command import run
 from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import prefill
 
-NOT_POLICIES = {"__init__", "policy", "registry"}
+NOT_POLICIES = {"__init__", "policy", "registry", "rings"}
 FOLDER = Path(eviction.__path__[0])
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "docs" / "for-cache-researchers.md"

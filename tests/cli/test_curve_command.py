@@ -11,7 +11,7 @@ import pytest
 from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.cli.commands import curve as driver, curve as tables
 from pagedkv.planner.capacity import curve as measuring
-from pagedkv.planner.capacity.curve import with_multiples
+from pagedkv.planner.capacity.curve import BY_DEFAULT, with_multiples
 from tests.cli.command import run, start
 from tests.traces.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace, as_text
 
@@ -215,9 +215,12 @@ def test_the_table_shows_the_figures(trace: Path, monkeypatch: pytest.MonkeyPatc
     assert ("ideal hit ratio by token", "56.80% (2,137 of 3,762)") in rows
     assert ("content ceiling, never seen before", "45.45%") in rows
     assert ("LRU reaches 90% of the ideal at", "4 blocks") in rows
-    for heading in (("blocks", *POLICIES, "optimal, offline"), ("blocks", *POLICIES, "capacity gap")):
+    for heading in (
+        ("blocks", *BY_DEFAULT, "optimal, offline"),
+        ("blocks", *BY_DEFAULT, "capacity gap"),
+    ):
         assert heading in rows
-    lru, adaptive = (1 + list(POLICIES).index(name) for name in ("lru", "adaptive"))
+    lru, adaptive = (1 + list(BY_DEFAULT).index(name) for name in ("lru", "adaptive"))
     for capacity, expected in (
         ("1", [["27.27%", "27.27%", "27.27%"], ["0.00%", "0.00%", "27.27%"]]),
         ("3", [["45.45%", "45.45%", "54.55%"], ["9.09%", "9.09%", "0.00%"]]),
@@ -229,7 +232,7 @@ def test_the_table_shows_the_figures(trace: Path, monkeypatch: pytest.MonkeyPatc
 def test_twice_and_four_times_the_memory_are_told_in_points(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown = [line.split() for line in run("curve", trace, "--capacities", "1,3,4").stdout.splitlines()]
-    assert ["1", "4x", *["+27.27"] * (len(POLICIES) + 1)] in shown
+    assert ["1", "4x", *["+27.27"] * (len(BY_DEFAULT) + 1)] in shown
     (row,) = [row for row in shown if row[:2] == ["3", "2x"]]
     assert (row[2], row[-1]) == ("+9.09", "+0.00")
 
@@ -394,10 +397,10 @@ def test_a_model_hits_as_its_windows_serve_it(tmp_path: Path, trace: Path, monke
     for point in document["points"]:
         assert list(point["num_blocks"]) == ["full", "window_1024"]
         # 1,024 tokens of the second prompt; all but the blocks with the last token of the third and of the fifth
-        assert point["hit_tokens"] == dict.fromkeys(POLICIES, 1024 + (3 * 512 - 16) + (512 - 16))
-        assert point["num_unserved"] == dict.fromkeys(POLICIES, 0)
+        assert point["hit_tokens"] == dict.fromkeys(BY_DEFAULT, 1024 + (3 * 512 - 16) + (512 - 16))
+        assert point["num_unserved"] == dict.fromkeys(BY_DEFAULT, 0)
     assert "ideal hit ratio" in result.stdout
-    assert ("GiB", "full", "window_1024", *POLICIES, "not served") in [
+    assert ("GiB", "full", "window_1024", *BY_DEFAULT, "not served") in [
         tuple(cell.strip() for cell in line.split("  ") if cell.strip()) for line in result.stdout.splitlines()
     ]
 
@@ -429,7 +432,7 @@ def test_ctrl_c_between_two_points_tells_how_far_it_came(trace: Path, monkeypatc
     assert (result.exit_code, result.stdout) == (130, "")
     assert (
         result.stderr
-        == f"pagedkv: interrupted after 3 of {2 * (len(POLICIES) + 1)} points of the curve; nothing was written\n"
+        == f"pagedkv: interrupted after 3 of {2 * (len(BY_DEFAULT) + 1)} points of the curve; nothing was written\n"
     )
     assert list(trace.parent.iterdir()) == [trace]
 

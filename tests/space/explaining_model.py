@@ -40,6 +40,8 @@ CAUSES_OF: Final = {  # by how the note of the operation begins
     "fork": GONE_BY_PRESSURE,
     "swap in": GONE_BY_PRESSURE,
     "load": GONE_BY_PRESSURE,
+    "evict": GONE_BY_PRESSURE,
+    "touch": frozenset(),
 }
 ANYTHING: Final = GONE_BY_PRESSURE | REPLACED | NEVER_THERE
 OF_OTHERS: Final = frozenset(

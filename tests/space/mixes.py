@@ -48,9 +48,13 @@ class Mix:
     @property
     def takes_digests(self) -> bool:
         """Whether callers may bring digests: all groups full attention of one block size."""
-        inside = [group for group in self.groups if group.prefix_caching]
-        is_full = all(isinstance(group, FullAttention) for group in inside)
-        return is_full and len({group.block_size for group in inside}) == 1
+        sizes = {group.block_size for group in self.groups if group.prefix_caching}
+        return self.has_whole_prefixes and len(sizes) == 1
+
+    @property
+    def has_whole_prefixes(self) -> bool:
+        """Whether each group inside prefix caching keeps whole prefixes."""
+        return all(isinstance(group, FullAttention) for group in self.groups if group.prefix_caching)
 
     @property
     def takes_drafts(self) -> bool:
@@ -76,7 +80,7 @@ class Mix:
     @property
     def finds_all_it_holds(self) -> bool:
         """Whether every full block of a sequence can be found: only where nothing but full attention is cached."""
-        return self.caching and all(isinstance(group, FullAttention) for group in self.groups if group.prefix_caching)
+        return self.caching and self.has_whole_prefixes
 
     @property
     def roomy(self) -> "Mix":
@@ -95,9 +99,9 @@ class Mix:
     def config(self, size: int) -> SpaceConfig:
         """Configure a space of one of six sizes.
 
-        The policy that learns has half of them, since it keeps most; half run in order, and the others keep leases;
-        half count epochs of the weights, in half of them hits may end inside blocks, and most keep receipts, or
-        have records of evicted content: some many, some few.
+        Each has a policy of its own; half run in order, and the others keep leases; half count epochs of the weights,
+        in half of them hits may end inside blocks, and most keep receipts, or have records of evicted content: some
+        many, some few.
         """
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
@@ -132,7 +136,7 @@ def limits_of(tenths: tuple[int, int], num_blocks: dict[str, int]) -> TenantLimi
 
 
 EVICTION = tuple(
-    name if name in TESTED_POLICIES else "lru" for name in ("hazard", "lru", "adaptive", "hazard", "fifo", "hazard")
+    name if name in TESTED_POLICIES else "lru" for name in ("hazard", "lru", "adaptive", "priority", "fifo", "tlru")
 )
 EPOCH_LAGS = {1: 1, 2: 2, 4: 0}
 EXTRA_BLOCKS = 40

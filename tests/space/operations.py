@@ -21,6 +21,7 @@ from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, Req
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.free_queue import blocks_of_list, spare_sentinel
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.contract.space_config import LARGEST_PRIORITY
 from pagedkv.errors import (
     ConfigurationError,
     SequenceError,
@@ -189,6 +190,31 @@ class SpaceOperations(RuleBasedStateMachine):
         if publish is not True:
             model.sequences[answer.row].generation = -1  # what it holds need not be found
 
+    def allocate_together(self, prompts: list[Prompt], num_lookahead: int, tenants: list[Tenant]) -> None:
+        """Admit as many of some prompts as fit beside one another, by one question."""
+        space = self.space
+        self._note(f"how many of {prompts} for {tenants} fit with {num_lookahead} lookahead")
+        answers = [self.match(list(tokens), keys) for tokens, keys in prompts]
+        count = space.num_allocatable(answers, num_lookahead=num_lookahead, tenants=tenants if any(tenants) else None)
+        self._answered(count)
+        self.model.require_unchanged()
+        is_exact, is_shared = True, False  # whether each still hits what it did, and whether any shares more
+        for place, (prompt, answer, tenant) in enumerate(zip(prompts[: count + 1], answers, tenants, strict=False)):
+            now = self.match(list(prompt[0]), prompt[1])
+            is_exact &= now.num_tokens == answer.num_tokens or self.mix.has_whole_prefixes
+            is_shared |= now.num_tokens > answer.num_tokens
+            status = space.can_allocate(
+                list(prompt[0]), keys=prompt[1], num_lookahead=num_lookahead, match=now, tenant=tenant
+            )
+            if place == count:
+                assert status is not AllocStatus.OK or is_shared or not is_exact, "one more fits"
+                self.seen["one fewer fits"] += status is not AllocStatus.OK
+                return
+            assert status is AllocStatus.OK or not is_exact, "fewer fit"
+            self.allocate_prompt(prompt, num_lookahead, tenant=tenant)
+            self.check()
+        self.seen["all fit"] += len(prompts) > 1
+
     def match(self, tokens: list[int], keys: RequestKeys, digests: Digests | None = None) -> PrefixHit:
         """Match a prompt: how much is cached, or can be computed again where windows are gone."""
         answer = self.space.match(tokens, keys=keys, digests=digests, max_replay_tokens=MOST_REPLAYED)
@@ -341,6 +367,8 @@ class SpaceOperations(RuleBasedStateMachine):
             wishes["superseded"] = {"superseded_by": others[0]}
         if self.model.config.leases:
             wishes |= {"high": {"priority": 1}, "lease": {"keep_until_s": self.now_s + 3}}
+        if self.model.config.eviction == "priority":
+            wishes |= {"high": {"priority": 1}, "low": {"priority": -LARGEST_PRIORITY}}
         wish = wishes.get(intent, {})
         if num_generated is not None:
             wish = wish | {"num_generated": [num_generated] * len(rows)}
@@ -400,6 +428,45 @@ class SpaceOperations(RuleBasedStateMachine):
         assert self.space.lease(list(prompt[0]), self.now_s + seconds, keys=prompt[1]) == hit
         self.model.require_unchanged(but_leases=True)
         self.seen["lease"] += hit > 0
+
+    def touch_prompt(self, prompt: Prompt) -> None:
+        """Keep what is cached of a prompt: what is evicted next is something else, if there is anything else."""
+        self._note(f"touch {prompt}")
+        hit = self.space.match(list(prompt[0]), keys=prompt[1])
+        assert self.space.touch(list(prompt[0]), keys=prompt[1]) == hit.num_tokens
+        self.model.require_unchanged(but_leases=True)
+        pool = self.space._state.groups[0].pool
+        if pool.policy.name == "lru" and not self.model.config.leases:
+            mine = set(hit.blocks_by_pool()[pool.name].tolist())
+            mine |= {tail.block for tail in hit.tails if self.space._state.groups[tail.group].pool is pool}
+            order = pool.free_queue.get_all_free_blocks()
+            places = [place for place, block in enumerate(order) if block in mine]
+            assert places == list(range(len(order) - len(places), len(order))), "what was touched is not last"
+            self.seen["touched"] += bool(places)
+
+    def evict_blocks(self, count: int, pool_number: int) -> None:
+        """Evict cached blocks: the first of the order in which they are evicted."""
+        pool = list(self.space._state.pools.values())[pool_number % len(self.space._state.pools)]
+        self._note(f"evict {count} of {pool.name}")
+        cached = [block for block in pool.free_queue.get_all_free_blocks() if pool.block(block).digest]
+        num_free, version = pool.num_free, self.space._state.version
+        num_evicted = self.space.evict(count, pool=pool.name)
+        self._answered(num_evicted)
+        assert self.space._state.version > version
+        left = [block for block in cached if pool.block(block).digest]
+        assert (num_evicted, pool.num_free) == (len(cached) - len(left), num_free)
+        if not self.mix.tenants:
+            assert num_evicted == min(count, len(cached))
+        elif num_evicted < count:
+            assert all(
+                not share.num_cached or (share.tenant and share.num_taken + share.num_cached <= share.floor)
+                for share in self.space._state.room.shares()
+                if share.pool == pool.name
+            ), "what no floor keeps is not evicted"
+        is_order_known = pool.policy.name not in {"hazard", "priority"} and not self.model.config.leases
+        if is_order_known and not self.mix.tenants:
+            assert left == cached[num_evicted:], "others were evicted"
+        self.seen["evicted now"] += num_evicted
 
     def advance_clock(self, seconds: float) -> None:
         """Let time pass."""

@@ -112,6 +112,23 @@ class SpaceMachine(SpaceOperations):
         self.allocate_prompt(prompt, tenant=self.payer(tenant))
         return self._as_origins(prompt)
 
+    @rule(
+        target=prompts,
+        origins=st.lists(prompts, min_size=1, max_size=3),
+        cut=LENGTH,
+        tokens=TOKENS,
+        num_lookahead=LOOKAHEAD,
+        tenant=TENANT,
+    )
+    def allocate_several(
+        self, origins: list[Prompt], cut: int, tokens: list[int], num_lookahead: int, tenant: int
+    ) -> MultipleResults[Prompt]:
+        """Ask how many of some prompts fit together, and admit these."""
+        several = [self._prompt(origin, cut + place, [*tokens, place], None) for place, origin in enumerate(origins)]
+        tenants = [self.payer(tenant + place) for place in range(len(several))]
+        self.allocate_together(several, num_lookahead, tenants)
+        return self._as_origins(*several)
+
     @precondition(lambda self: self.mix.tenants)
     @rule(number=st.integers(1, 2), cap=st.integers(1, 10), floor=st.integers(0, 4))
     def change_limits(self, number: int, cap: int, floor: int) -> None:
@@ -285,6 +302,16 @@ class SpaceMachine(SpaceOperations):
     def lease(self, origin: Prompt, cut: int, seconds: int) -> None:
         """Keep what is cached of a prompt."""
         self.lease_prompt(self._prompt(origin, cut, [0], None), seconds)
+
+    @rule(origin=prompts, tokens=st.lists(TOKEN, max_size=2))
+    def touch(self, origin: Prompt, tokens: list[int]) -> None:
+        """Touch a prompt, perhaps with a turn more."""
+        self.touch_prompt(self._prompt(origin, len(origin[0]), tokens, None))
+
+    @rule(count=st.sampled_from((1, 1, 2, 3, 50)), pool=st.integers(0, 1))
+    def evict(self, count: int, pool: int) -> None:
+        """Evict cached blocks now."""
+        self.evict_blocks(count, pool)
 
     @precondition(lambda self: self.num_steps - self.last_reset > CALM_STEPS)
     @rule(origin=prompts, cut=LENGTH, start=st.integers(0, 9))

@@ -273,6 +273,8 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "invalidate_memory": lambda space: settled(space).invalidate_memory(),
     "set_weights_epoch": lambda space: space.set_weights_epoch("two"),
     "supersede": lambda space: space.supersede(tokens(9, first=700)),
+    "touch": lambda space: space.touch(PROMPT),
+    "evict": lambda space: space.evict(1),
     "set_tenant": lambda space: space.set_tenant("another", TenantLimits()),
     "remove_tenant": lambda space: space.remove_tenant("idle"),
 }
@@ -285,6 +287,7 @@ QUESTIONS = {
     "exceeds_cap",
     "tenant_shares",
     "can_allocate",
+    "num_allocatable",
     "can_append",
     "can_swap_out",
     "can_swap_in",

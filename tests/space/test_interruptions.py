@@ -194,6 +194,8 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "invalidate": lambda space: space.invalidate_memory(),
     "weights": lambda space: space.set_weights_epoch("b"),
     "drain": lambda space: space.drain_events(),
+    "touch": lambda space: space.touch(tokens(11)),
+    "evict": lambda space: space.evict(2),
     "load": lambda space: space.load(tokens(21), 20, keys=RequestKeys(salt=b"x")),
     "finish a load": lambda space: space.finish_load(next(iter(space._state.loads))),
     "bring a beginning": lambda space: space.allocate(tokens(21, first=300), num_external_tokens=9),
@@ -203,6 +205,7 @@ QUESTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "match": lambda space: space.match(tokens(11)),
     "explain": lambda space: space.explain(tokens(30)),
     "can_allocate": lambda space: space.can_allocate(tokens(11)),
+    "num_allocatable": lambda space: space.num_allocatable([space.match(tokens(11)), space.match(tokens(30))]),
     "of rows": lambda space: (
         space.explanation(0),
         space.can_append([0]),

@@ -111,6 +111,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
         "num_sequences": 1,
         "match": it.match,
     },
+    "evict": lambda _: {"num_blocks": 1, "pool": "device"},
     "explain": lambda _: {**PROMPTED, "max_hit_tokens": None},
     "explanation": lambda it: {"row": it.running, "generation": None},
     "fill": lambda it: {"rows": [it.waiting], "token_ids": [1], "counts": [1]},
@@ -135,6 +136,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "mark_computed": lambda it: {"rows": [it.other]},
     "match": lambda _: {**PROMPTED, "max_hit_tokens": None, "max_replay_tokens": 0},
     "most_blocks": lambda _: {"tenant": "a"},
+    "num_allocatable": lambda it: {"matches": [it.match, it.match], "num_lookahead": 0, "tenants": ["a", None]},
     "num_blocks": lambda it: {"rows": [it.running], "group": 0},
     "num_cached_blocks": lambda _: {"pool": "device"},
     "num_deferred_blocks": lambda _: {"pool": "device"},
@@ -160,6 +162,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "swap_in": lambda it: {"rows": [it.swapped]},
     "swap_out": lambda it: {"rows": [it.running]},
     "tenant_shares": lambda _: {"tenant": "a"},
+    "touch": lambda _: {"token_ids": PROMPT, "keys": NO_KEYS},
     "truncate": lambda it: {"rows": [it.running], "lengths": [9]},
     "withdraw": lambda it: {"block_ids": it.space.block_ids(it.running)[:1], "pool": "device"},
 }

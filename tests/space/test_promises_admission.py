@@ -2,9 +2,19 @@
 
 import pytest
 
-from pagedkv import AllocStatus, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv import (
+    AllocStatus,
+    BlockSpace,
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+    TenantLimits,
+)
+from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.space.admission import Admission, peak_free_blocks_needed
-from tests.space.spaces import allocate, cache, held, hit, new_space, prefill, run_step, tokens
+from tests.space.spaces import allocate, cache, held, hit, new_space, prefill, run_step, tokens, unchanged
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER
 
@@ -148,3 +158,82 @@ def test_promise_01_a_first_chunk_takes_the_whole_hit_also_what_it_does_not_read
     assert space.can_allocate(prompt, match=found, max_chunk=11) is LATER
     assert space.can_allocate(prompt, match=found, max_chunk=10) is OK
     assert space.allocate(prompt[:11], match=found)
+
+
+# How many of some prompts fit
+
+
+def num_served_one_by_one(space: BlockSpace, prompts: list[list[int]]) -> int:
+    for place, prompt in enumerate(prompts):
+        if space.can_allocate(prompt) is not OK:
+            return place
+        allocate(space, prompt)
+    return len(prompts)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("watermark", [0.0, 0.3])
+@pytest.mark.parametrize("num_blocks", [2, 3, 5, 9, 14, 20, 101])
+@pytest.mark.parametrize("groups", MIXES, ids=str)
+def test_promise_01_as_many_prompts_fit_as_can_be_allocated_one_after_another(
+    groups: tuple[GroupSpec, ...], num_blocks: int, watermark: float
+) -> None:
+    space = new_space(*groups, num_blocks=num_blocks, watermark=watermark, max_sequences=5)
+    prompts = [tokens(length, first=100 * length).tolist() for length in (3, 9, 17, 6, 2, 30)]
+    counted = space.num_allocatable([space.match(prompt) for prompt in prompts])
+    assert counted == num_served_one_by_one(space, prompts)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_blocks", [5, 6, 7, 8, 9])
+def test_promise_01_what_several_prompts_hit_is_counted_once(num_blocks: int) -> None:
+    """Its four blocks are free, and taken by the first; each needs one more."""
+    space = new_space(num_blocks=num_blocks)
+    cache(space, tokens(16))
+    prompts = [[*tokens(16).tolist(), last] for last in range(6)]
+    assert space.num_allocatable([space.match(prompt) for prompt in prompts]) == num_blocks - 5
+    assert num_served_one_by_one(space, prompts) == num_blocks - 5
+
+
+def test_promise_01_tenants_are_counted_beside_one_another() -> None:
+    space = new_space(num_blocks=21, tenants={"a": TenantLimits(cap=5), "b": TenantLimits(floor=8)})
+    answers = [space.match(tokens(8, first=first)) for first in range(0, 900, 100)]
+    assert space.num_allocatable(answers, tenants=["a"] * 9) == 2
+    assert space.num_allocatable(answers, tenants=["a", "b"] * 4 + ["b"]) == 4
+    assert space.num_allocatable(answers, tenants=["b"] * 9) == 9
+    assert space.num_allocatable(answers) == 6
+    assert space.num_allocatable([]) == 0
+
+
+def test_promise_01_lookahead_and_vacant_rows_count_for_each() -> None:
+    space = new_space(num_blocks=9, max_sequences=3, max_tokens=20)
+    answers = [space.match(tokens(8, first=first)) for first in range(0, 900, 100)]
+    assert space.num_allocatable(answers) == 3
+    assert space.num_allocatable(answers, num_lookahead=1) == 2
+    with unchanged(space), pytest.raises(TokenError, match="8 tokens and 13 lookahead slots"):
+        space.num_allocatable(answers, num_lookahead=13)
+    with unchanged(space), pytest.raises(ConfigurationError, match="tenants must name one tenant"):
+        space.num_allocatable(answers, tenants=[None])
+    with unchanged(space), pytest.raises(ConfigurationError, match="matches must be a list"):
+        space.num_allocatable([tokens(8)])  # type: ignore[list-item]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("groups", MIXES, ids=str)
+def test_promise_01_prompts_that_were_touched_fit_as_they_were_counted(groups: tuple[GroupSpec, ...]) -> None:
+    """The pool is full of other content, which is evicted in place of what they hit."""
+    space = new_space(*groups, num_blocks=71, max_sequences=100)
+    prompts = [[*tokens(25, first=first).tolist(), 7] for first in (0, 1000, 2000)]
+    for prompt in prompts:
+        cache(space, prompt[:-1])
+    for first in range(3000, 6000, 1000):
+        cache(space, tokens(9, first=first))
+    for prompt in prompts:
+        space.touch(prompt)
+    several = [prompt for prompt in prompts for _ in range(30)]
+    answers = [space.match(prompt) for prompt in several]
+    counted = space.num_allocatable(answers)
+    assert 0 < counted < len(several)
+    for prompt, answer in zip(several[:counted], answers, strict=False):
+        assert hit(space, prompt) == answer.num_tokens == 24
+        allocate(space, prompt)

@@ -123,6 +123,7 @@ def running_and_swapped() -> BlockSpace:
 QUESTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "match": lambda space: space.match(tokens(11)),
     "can_allocate": lambda space: space.can_allocate(tokens(30)),
+    "num_allocatable": lambda space: space.num_allocatable([space.match(tokens(11)), space.match(tokens(30))]),
     "can_append": lambda space: space.can_append([0], [50]),
     "can_swap_out": lambda space: space.can_swap_out([0]),
     "can_swap_in": lambda space: space.can_swap_in([1]),

@@ -9,8 +9,8 @@ Bytes a block, at 16 tokens::
 
     record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
 
-To this come the arrays of the eviction policy (nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive policy,
-218 to 250 for the learning policy) and those of :class:`PoolFeatures`.
+To this come the arrays of the eviction policy (nothing for LRU, 1 byte for T-LRU, 8 for FIFO, 9 for the policy by
+priority, 33 to 65 for the adaptive policy, 218 to 250 for the learning policy) and those of :class:`PoolFeatures`.
 
 Columns are written where the reason stands: in the life cycle of a block (:mod:`~pagedkv.blocks.life_cycle`), by the
 modules that order free blocks, and by operations on rows. ``check()`` proves what must hold between them

@@ -14,6 +14,8 @@ cap it is O(1). With LRU both are exactly the order of the cold list. Ending a l
 
 Leases end here, when they are over or if no other block can be allocated, since leases and tenants combine: leased
 blocks are ordered by tenant, and some tenants' blocks are not evictable.
+
+Blocks can also be evicted ahead of any allocation, in the same order (:func:`evict_cached`).
 """
 
 from pagedkv.blocks import free_queue
@@ -39,7 +41,9 @@ from pagedkv.blocks.record import (
     NEXT,
     NO_TENANT,
     NULL_BLOCK,
+    NUM_CACHED,
     NUM_LEASED,
+    NUM_SENTINELS,
     QUEUE,
     RELEASED,
     PoolArrays,
@@ -66,7 +70,7 @@ from pagedkv.blocks.tenant_charges import (
     num_tenants,
 )
 from pagedkv.blocks.treap import BY_END, first_from, last_child, last_of_tenant, remove
-from pagedkv.compilation.compiled import compiled, unsigned
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 
 
 @featured
@@ -80,7 +84,53 @@ def make_room(pool: PoolArrays) -> None:
     keep_cap(pool, current, 1)
     first = unsigned(pool.records[NULL_BLOCK, NEXT])
     if first == NULL_BLOCK or pool.records[first, NAME]:
-        _evict(pool, _permitted_victim(pool))
+        _evict(pool, _permitted_victim(pool, NULL_BLOCK))
+
+
+@compiled
+def evict_cached(pool: PoolArrays, num_blocks: int) -> int:
+    """Evict so many cached blocks, in the order in which allocations would, and return how many were evicted.
+
+    With tenants they are evicted as for the current one: blocks that the floors of others keep stay cached. If so many
+    are not evictable, all that are evictable are evicted.
+    """
+    records, counts = pool.records, pool.counts
+    num_cached = int(counts[NUM_CACHED])
+    last = NULL_BLOCK  # of the free blocks without content, which come first
+    while num_cached - counts[NUM_CACHED] < num_blocks and counts[NUM_CACHED]:
+        while records[last, NEXT] != NULL_BLOCK and not records[records[last, NEXT], NAME]:
+            last = int(records[last, NEXT])
+        num_left = counts[NUM_CACHED]
+        if len(pool.tenants):
+            _evict_permitted(pool, last)
+        else:
+            _evict_any(pool, last)
+        if counts[NUM_CACHED] == num_left:
+            break
+    return num_cached - int(counts[NUM_CACHED])
+
+
+@featured
+@compiled
+def _evict_permitted(pool: PoolArrays, last: int) -> None:
+    """Evict the first cached block that the current tenant may take, if there is any."""
+    victim = _permitted_victim(pool, last)
+    if victim != NULL_BLOCK:
+        _evict(pool, victim)
+
+
+@compiled
+def _evict_any(pool: PoolArrays, last: int) -> None:
+    """Evict the first cached block of a pool without tenants, which has one; the first leased one if all are leased."""
+    records = pool.records
+    if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_CACHED]:
+        end_largest_lease(pool, ANY)
+    block = unsigned(records[free_queue.spare_sentinel(records), NEXT])
+    if block >= len(records) - NUM_SENTINELS:
+        block = unsigned(policy.choose_victim(pool, _first_cached(pool, last)))
+    unlink_named(pool, block)
+    lose_content(pool, block)
+    free_queue.prepend(records, pool.counts, block)
 
 
 @compiled
@@ -121,31 +171,42 @@ def _own_victim(pool: PoolArrays, tenant: int) -> int:
 
 
 @compiled
-def _permitted_victim(pool: PoolArrays) -> int:
-    """Return the block to evict for a current tenant below its cap, if no block without content is left."""
+def _permitted_victim(pool: PoolArrays, last: int) -> int:
+    """Return the block to evict for a current tenant below its cap; the null block if none is evictable.
+
+    ``last``: the last free block without content; the null block if none is left.
+    """
     victim = unsigned(_oldest_permitted(pool, IN_SPARE))  # of one type: Numba unites signed and unsigned as floats
     if victim == NULL_BLOCK:
-        victim = unsigned(_choice_of_policy(pool))
+        victim = unsigned(_choice_of_policy(pool, last))
     if victim == NULL_BLOCK:
         victim = unsigned(_oldest_permitted(pool, IN_CACHED))
-    if victim == NULL_BLOCK:
+    if victim == NULL_BLOCK and _largest(pool, PERMITTED):
         end_largest_lease(pool, PERMITTED)
         victim = unsigned(_oldest_permitted(pool, IN_CACHED))
     return victim
 
 
 @compiled
-def _choice_of_policy(pool: PoolArrays) -> int:
+def _choice_of_policy(pool: PoolArrays, last: int) -> int:
     """Return the eviction policy's choice if it is evictable; else the null block."""
-    records = pool.records
-    num_blocks = list_of(pool, 0, 0)
-    first = int(records[NULL_BLOCK, NEXT])
-    if first == NULL_BLOCK:
-        first = int(records[free_queue.protected_sentinel(records), NEXT])
-    if first >= num_blocks:
+    first = _first_cached(pool, last)
+    if first >= list_of(pool, 0, 0):
         return unsigned(NULL_BLOCK)
-    block = unsigned(policy.choose_victim(pool, unsigned(first)))
+    block = unsigned(policy.choose_victim(pool, first))
     return block if is_evictable(pool, block, PERMITTED) else unsigned(NULL_BLOCK)
+
+
+@inlined
+def _first_cached(pool: PoolArrays, last: int) -> int:
+    """Return the first block in the order of the policy; a sentinel if there is none.
+
+    ``last``: the last free block without content; the null block if none is left.
+    """
+    first = unsigned(pool.records[last, NEXT])
+    if first == NULL_BLOCK:
+        first = unsigned(pool.records[free_queue.protected_sentinel(pool.records), NEXT])
+    return first
 
 
 @compiled

@@ -37,10 +37,12 @@ from pagedkv.contract.spec import (
 )
 from pagedkv.errors import ConfigurationError
 
-EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
+EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard", "priority", "tlru")
 """Names of the eviction policies, in the order of :mod:`pagedkv.blocks.eviction.registry`."""
 DEFAULT_EVICTION: Final = "lru"
 """The policy if none is named, in a space, an engine and a simulation alike."""
+LARGEST_PRIORITY: Final = 127
+"""The largest number, and the negative of the smallest, by which the eviction policy ``priority`` orders content."""
 FEWEST_BLOCKS: Final = 2  # the null block, and one more
 NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
 
@@ -109,6 +111,9 @@ class SpaceConfig:
             distinguished.
         eviction: name of the policy that chooses which cached blocks are evicted first: one of
             :data:`EVICTION_POLICIES`.
+        tail_tokens: with ``eviction="tlru"``, the last tokens of each sequence that are evicted before all else, in
+            whole blocks: what a next turn may compute within the limit of its time to the first token, less what it
+            adds itself.
         weights_epoch: version of the model's weights. A text is part of every block's identity, and has no order. A
             number may only grow: blocks remember the epochs that contributed to them, at 8 bytes a block, and each row
             reports them (:meth:`BlockSpace.set_weights_epoch <pagedkv.BlockSpace.set_weights_epoch>`).
@@ -134,6 +139,7 @@ class SpaceConfig:
     leases: bool = False
     tenants: Mapping[str, TenantLimits] | None = None
     eviction: str = DEFAULT_EVICTION
+    tail_tokens: int = 2048
     weights_epoch: str | int = ""
     max_epoch_lag: int = 0
 
@@ -151,6 +157,7 @@ class SpaceConfig:
         check_count(self, "max_events")
         check_count(self, "ghosts_per_block")
         check_count(self, "min_partial_hit", least=0)
+        check_count(self, "tail_tokens", least=0)
         for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts", "explain", "leases"):
             check_flag(self, name)
         require(

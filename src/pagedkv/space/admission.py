@@ -11,6 +11,7 @@ reserved with the certain tokens, so that appending finds them: all or nothing::
       at most to the last certain token, whose logits verify the first draft
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -229,6 +230,49 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
     if is_possible or state.room.fits_beside(needs, hit.blocks_by_pool()):
         return AllocStatus.LATER
     return AllocStatus.NEVER
+
+
+def as_admissions(
+    state: SpaceState, matches: Sequence[PrefixHit], tenants: Sequence[str | None] | None, num_lookahead: int
+) -> list[tuple[Admission, PrefixHit]]:
+    """Check prompts that were matched, and their tenants.
+
+    Raises:
+        ConfigurationError: no answers of matches; not as many tenants, or an unknown one.
+        TokenError: a prompt and its lookahead are longer than the tables.
+    """
+    if not isinstance(matches, Sequence) or not all(isinstance(hit, PrefixHit) for hit in matches):
+        raise ConfigurationError(f"matches must be a list of what BlockSpace.match returned, got {matches!r}")
+    names = [None] * len(matches) if tenants is None else tenants
+    if isinstance(names, str) or not isinstance(names, Sequence) or len(names) != len(matches):
+        raise ConfigurationError(f"tenants must name one tenant or None for each of {len(matches)} prompts: {names!r}")
+    admissions = []
+    for hit, name in zip(matches, names, strict=True):
+        prompt, tenant = hit.prompt, state.room.number_of(name)
+        prepare_prompt(state, prompt.tokens, prompt.keys, None, num_lookahead)
+        admissions.append((Admission(prompt, num_lookahead, 1, len(prompt.tokens), tenant=tenant), hit))
+    return admissions
+
+
+def num_that_fit(state: SpaceState, admissions: list[tuple[Admission, PrefixHit]]) -> int:
+    """Count the prompts, from the first on, that fit now one beside the other. Changes nothing.
+
+    A free block that several of them hit is counted once, for the first. An empty pool has no watermark for the first
+    alone.
+    """
+    needs: dict[int, dict[str, int]] = {}
+    counted: dict[str, set[int]] = {name: set() for name in state.pools}
+    for place, (admission, answer) in enumerate(admissions):
+        hit = match_prompt(state, admission.prompt, answer)
+        of_tenant = needs.setdefault(admission.tenant, dict.fromkeys(state.pools, 0))
+        needed, shared = free_blocks_needed(state, admission, hit), hit.blocks_by_pool()
+        for name, pool in state.pools.items():
+            waiting = shared[name][pool.arrays.records[shared[name], QUEUE] == FREE].tolist()
+            of_tenant[name] += needed[name] - len(counted[name].intersection(waiting))
+            counted[name].update(waiting)
+        if place == len(state.vacant_rows) or not state.room.fits_now(needs, is_first=place == 0):
+            return place
+    return len(admissions)
 
 
 def allocate(

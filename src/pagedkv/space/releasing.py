@@ -1,4 +1,4 @@
-"""Freeing sequences, and emptying the whole prefix cache.
+"""Freeing sequences, changing the order of eviction of what they left, and emptying the whole prefix cache.
 
 The space's clock stands here, too: the caller's seconds, by which leases end and eviction policies measure ages. It is
 the core's only clock, and stands still between calls of ``advance``.
@@ -14,26 +14,32 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.eviction.policy import note_request
+from pagedkv.blocks.eviction.priority import PRIORITY, set_priority
 from pagedkv.blocks.leasing import lease
-from pagedkv.blocks.life_cycle import make_cached, make_unheld_spare
+from pagedkv.blocks.life_cycle import NO_STEP, make_cached, make_unheld_spare, release, reuse
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.record import (
     AT_END,
+    FREE,
     HIGH_PRIORITY,
     KEPT,
     LIFE,
     NAME,
+    NO_TENANT,
     NULL_BLOCK,
     OTHER_EPOCH,
+    QUEUE,
     RESET,
     PoolArrays,
     is_spare,
 )
-from pagedkv.blocks.victims import end_overdue
+from pagedkv.blocks.victims import end_overdue, evict_cached
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arguments import NO_NUMBERS, as_count
 from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.space_config import LARGEST_PRIORITY
 from pagedkv.errors import ConfigurationError
 from pagedkv.space.drafting import free_slots
 from pagedkv.space.growing import hand_over
@@ -75,6 +81,7 @@ class Leaving(NamedTuple):
         goes_last: whether what they leave is evicted after all other unleased blocks.
         keep_until_s: until when a lease keeps what they leave; None for no lease.
         keeps_end: whether the states at their ends are kept, for sequences that go on from there.
+        number: by which the eviction policy ``priority`` orders what they leave.
     """
 
     num_outputs: Int32Array = NO_OUTPUTS
@@ -82,6 +89,7 @@ class Leaving(NamedTuple):
     goes_last: bool = False
     keep_until_s: float | None = None
     keeps_end: bool = False
+    number: int = 0
 
 
 NOTHING_WANTED: Final = Leaving()
@@ -95,18 +103,21 @@ def as_leaving(state: SpaceState, superseded_by: object, keep_until_s: object, p
     """
     if superseded_by is None and keep_until_s is None and type(priority) is int and priority == 0:
         return NOTHING_WANTED
-    retention = as_count(priority, "priority", least=-1, most=1)
+    by_number = state.config.eviction == PRIORITY.name
+    most = LARGEST_PRIORITY if by_number else 1
+    number = as_count(priority, "priority", least=-most, most=most)
+    retention = 0 if by_number else number
     if (superseded_by is not None) + (keep_until_s is not None) + (retention != 0) > 1:
         raise ConfigurationError("superseded_by, keep_until_s and priority exclude each other: give one")
     if retention == 1:
         require_leases(state)
     end = None if keep_until_s is None else as_lease_end(state, keep_until_s)
-    return Leaving(NO_OUTPUTS, superseded_by is not None or retention < 0, retention == 1, end)
+    goes_first, goes_last = superseded_by is not None or retention < 0, retention == 1
+    is_ordered = by_number and state.config.prefix_caching
+    return Leaving(NO_OUTPUTS, goes_first, goes_last, end, number=number if is_ordered else 0)
 
 
-def free(  # noqa: C901 - what only some spaces have is called where it happens
-    state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving
-) -> None:
+def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> None:
     """Free the rows of a checked batch and release all their blocks, in the batch's order."""
     rows = state.rows
     with state.changing:
@@ -129,18 +140,29 @@ def free(  # noqa: C901 - what only some spaces have is called where it happens
         until_s = HIGH_PRIORITY if leaving.goes_last else leaving.keep_until_s
         if until_s is not None:
             _lease_rows(state, on_device, until_s)
-        left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
-        for group in state.groups:
-            state.loops[release_rows](*group.view, on_device, outputs)
-            if group.host_pool is not None and num_on_host:
-                state.loops[release_rows](group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
-        for group, blocks in left:
-            make_unheld_spare(group.pool.arrays, blocks)
+        _release(state, on_device, on_host, outputs, leaving)
         state.vacate(batch)
         if state.receipts is not None:
             state.receipts.freed(batch)
         for tell in state.observers.freed:
             tell(batch)
+
+
+def _release(
+    state: SpaceState, on_device: Int32Array, on_host: Int32Array, outputs: Int32Array, leaving: Leaving
+) -> None:
+    """Release the blocks of rows on the device, of which the numbers of outputs are given, and of rows on the host."""
+    for pool in state.all_pools if leaving.number else ():
+        set_priority(pool.arrays, leaving.number)
+    left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
+    for group in state.groups:
+        state.loops[release_rows](*group.view, on_device, outputs)
+        if group.host_pool is not None and len(on_host):
+            state.loops[release_rows](group.host_pool.arrays, group.arrays, state.rows, on_host, NO_OUTPUTS)
+    for group, blocks in left:
+        make_unheld_spare(group.pool.arrays, blocks)
+    for pool in state.all_pools if leaving.number else ():
+        set_priority(pool.arrays, 0)
 
 
 def blocks_of(group: Group, batch: Int32Array) -> Int32Array:
@@ -157,6 +179,21 @@ def supersede(state: SpaceState, hit: PrefixHit) -> None:
             tails = [tail.block for tail in hit.tails if tail.group == group.index]
             blocks = np.append(hit.block_ids[group.index], np.array(tails, np.int32))[::-1]
             make_unheld_spare(group.pool.arrays, blocks[blocks != NULL_BLOCK].astype(np.int32))
+
+
+def touch(state: SpaceState, hit: PrefixHit) -> None:
+    """Make the unreferenced blocks of a hit the last that are evicted, as if they had been hit and released now."""
+    with state.changing:
+        for group in state.cached_groups:
+            tails = [tail.block for tail in hit.tails if tail.group == group.index]
+            touch_blocks(group.pool.arrays, group.arrays, np.append(hit.block_ids[group.index], tails).astype(np.int32))
+
+
+def evict(state: SpaceState, pool: BlockPool, num_blocks: int) -> int:
+    """Evict cached blocks of a pool before their room is needed; return how many there were."""
+    with state.changing:
+        pool.charge_to(NO_TENANT)
+        return evict_cached(pool.arrays, num_blocks)
 
 
 def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str | None = None) -> None:
@@ -283,6 +320,18 @@ def lease_hit(state: SpaceState, hit: PrefixHit, until_s: float) -> None:
             lease_blocks(group.pool.arrays, group.arrays, np.array([tail.block], np.int32), until_s)
         for group in state.cached_groups:
             lease_blocks(group.pool.arrays, group.arrays, hit.block_ids[group.index], until_s)
+
+
+@compiled
+def touch_blocks(pool: PoolArrays, group: GroupArrays, blocks: Int32Array) -> None:
+    """Hit the free ones of some blocks and release them, the tail before the head."""
+    for block in blocks[::-1]:
+        if block == NULL_BLOCK or pool.records[block, QUEUE] != FREE:
+            continue
+        reuse(pool, block)
+        if group.parameters[SHEDS]:
+            pool.records[block, KEPT] |= AT_END
+        release(pool, block, NO_STEP)
 
 
 def _lease_rows(state: SpaceState, batch: Int32Array, until_s: float) -> None:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import ExtraKeyTable
 from pagedkv.blocks.eviction.registry import policy_named
+from pagedkv.blocks.eviction.tlru import TLRU, set_tail
 from pagedkv.blocks.free_queue import free_leased
 from pagedkv.blocks.loops import Loops
 from pagedkv.blocks.record import (
@@ -541,6 +542,8 @@ class SpaceState:
                 in_order=config.in_order,
                 features=self._features(name, 0 if is_host else count),
             )
+            if policy is TLRU and config.prefix_caching:
+                set_tail(pools[name].arrays, config.tail_tokens // block_size)
         return pools
 
     def _features(self, name: str, num_blocks: int) -> PoolFeatures:
@@ -767,9 +770,16 @@ class Room:
                 return Shortage(name, int(count), num_free)
         return None
 
-    def fits_now(self, needs: Needs) -> bool:
-        """Return whether the pools have enough blocks beside the watermark."""
-        return all(count <= self.spare(self._state.pools[name], NO_TENANT) for name, count in needs[NO_TENANT].items())
+    def fits_now(self, needs: Needs, *, is_first: bool = True) -> bool:
+        """Return whether the pools have enough blocks beside the watermark.
+
+        ``is_first``: no sequence that is part of the needs comes before, so an empty pool needs no watermark.
+        """
+        pools = self._state.pools
+        return all(
+            count <= pools[name].num_free - self.num_kept(pools[name], is_first=is_first)
+            for name, count in needs[NO_TENANT].items()
+        )
 
     def fits_empty_pools(self, needs: Needs) -> bool:
         """Return whether empty pools would have enough blocks, within the caps and beside the floors of others."""
@@ -800,9 +810,9 @@ class Room:
         del tenant
         return pool.num_free - self.num_kept(pool)
 
-    def num_kept(self, pool: BlockPool) -> int:
-        """Count the blocks that admissions leave free: the watermark, or 0 for a pool with no block in use."""
-        if pool.num_free == pool.num_usable:
+    def num_kept(self, pool: BlockPool, *, is_first: bool = True) -> int:
+        """Count the blocks that admissions leave free: the watermark, or 0 for the first in a pool with none in use."""
+        if is_first and pool.num_free == pool.num_usable:
             return 0
         return int(self._state.config.watermark * pool.num_usable)
 

@@ -219,10 +219,10 @@ class TenantRoom(Room):
                 return Shortage(name, int(needs[tenant][name]), pool.num_free, share)
         return None
 
-    def fits_now(self, needs: Needs) -> bool:
+    def fits_now(self, needs: Needs, *, is_first: bool = True) -> bool:
         """Return whether the pools have enough blocks beside the watermark."""
         return all(
-            self._left(pool, self.num_kept(pool)).first_too_needy(needs, name) is None
+            self._left(pool, self.num_kept(pool, is_first=is_first)).first_too_needy(needs, name) is None
             for name, pool in self._state.pools.items()
         )
 

@@ -290,6 +290,8 @@ def _share(space: BlockSpace) -> None:
     space.free([first], superseded_by=second)
     space.advance(9.0)
     space.free([second])
+    space.touch(PROMPT)
+    space.evict(2)
     space.forget(PROMPT, start=4)
     space.allocate(PROMPT, keys=RequestKeys(salt=b"a"), num_sequences=2, num_lookahead=2, tenant=_tenant_of(space))
 

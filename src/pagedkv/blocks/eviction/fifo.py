@@ -30,14 +30,17 @@ from pagedkv.blocks.eviction.policy import (
     no_state,
     put_last,
 )
+from pagedkv.blocks.eviction.rings import (
+    NO_PLACE,
+    OLDER,
+    YOUNGER,
+    blocks_of_ring,
+    link_youngest,
+    unlink_if_linked,
+)
 from pagedkv.blocks.free_queue import insert_before
 from pagedkv.blocks.record import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, FeaturedArrays, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
-
-# Columns of the table, which has a row for every block. 0, the id of the null block, which has no rank, means none.
-OLDER: Final = 0
-YOUNGER: Final = 1
-NO_PLACE: Final = 0
 
 
 def _new_state(num_blocks: int) -> PolicyState:
@@ -51,21 +54,10 @@ def _new_state(num_blocks: int) -> PolicyState:
 def _enqueue(pool: PoolArrays, block: int) -> None:
     """Put a block at its rank, a new youngest one if it has none yet."""
     if pool.eviction_table[block, OLDER] == NO_PLACE:
-        _link_youngest(pool, block)
+        link_youngest(pool.eviction_table, len(pool.eviction_table) - 1, block)
         put_last(pool, block)
     else:
         insert_before(pool.records, pool.counts, _next_of_returning(pool, block), block)
-
-
-@compiled
-def _link_youngest(pool: PoolArrays, block: int) -> None:
-    places = pool.eviction_table
-    sentinel = len(places) - 1
-    youngest = places[sentinel, OLDER]
-    places[block, OLDER] = youngest
-    places[block, YOUNGER] = sentinel
-    places[youngest, YOUNGER] = block
-    places[sentinel, OLDER] = block
 
 
 @compiled
@@ -86,31 +78,18 @@ def _next_of_returning(pool: PoolArrays, block: int) -> int:
                 return int(records[older, NEXT])
 
 
-@compiled
+@inlined
 def _note_drop(pool: PoolArrays, block: int) -> None:
     """Remove a block's rank, if it has one."""
-    places = pool.eviction_table
-    older, younger = places[block, OLDER], places[block, YOUNGER]
-    if older != NO_PLACE:
-        places[older, YOUNGER] = younger
-        places[younger, OLDER] = older
-        places[block, OLDER] = NO_PLACE
-        places[block, YOUNGER] = NO_PLACE
+    unlink_if_linked(pool.eviction_table, block)
 
 
 def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) -> None:
     """Check that the ring links named blocks in both directions, and that the cold list has its free ones in order."""
     check_cold(where, pool, cold, protected)
     places, records = pool.eviction_table, pool.records
-    sentinel = len(places) - 1
-    ring = [sentinel]
-    while (younger := int(places[ring[-1], YOUNGER])) != sentinel:
-        assert younger != NO_PLACE, f"{where}: block {ring[-1]} is followed by none"
-        assert len(ring) < len(places), f"{where}: the ring of places does not close"
-        ring.append(younger)
-    assert (places[ring, OLDER] == np.roll(ring, 1)).all(), f"{where}: places forward and backward differ"
-    assert (places[:, OLDER] != NO_PLACE).sum() == len(ring), f"{where}: a block has a place outside the ring"
-    placed = ring[1:]
+    placed = blocks_of_ring(where, places, len(places) - 1)
+    assert (places[:-1, OLDER] != NO_PLACE).sum() == len(placed), f"{where}: a block has a place outside the ring"
     assert (records[placed, NAME] != 0).all(), f"{where}: a block without a name has a place"
     in_order = [block for block in placed if records[block, QUEUE] == FREE]
     assert [block for block in cold if records[block, NAME]] == in_order, f"{where}: a cached block is out of its place"

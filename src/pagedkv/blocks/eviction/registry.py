@@ -8,6 +8,8 @@ from pagedkv.blocks.eviction.adaptive import ADAPTIVE
 from pagedkv.blocks.eviction.fifo import FIFO
 from pagedkv.blocks.eviction.hazard.policy import HAZARD
 from pagedkv.blocks.eviction.policy import LRU, EvictionPolicy
+from pagedkv.blocks.eviction.priority import PRIORITY
+from pagedkv.blocks.eviction.tlru import TLRU
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.errors import ConfigurationError
 
@@ -16,6 +18,8 @@ _ALL: Final = (
     ADAPTIVE,
     FIFO,
     HAZARD,
+    PRIORITY,
+    TLRU,
 )
 POLICIES: Final[Mapping[str, EvictionPolicy]] = MappingProxyType({policy.name: policy for policy in _ALL})
 """All policies by name, in the order in which results show them."""
