@@ -18,6 +18,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.server import Caller, RequestLog
 from pagedkv.server.anthropic.messages import as_usage
+from pagedkv.server.cache_hints import CacheHints
 from pagedkv.server.engines import EngineFacts
 from pagedkv.server.generation import Generation, GenerationRequest, PreparedPrompt, usage_of
 from pagedkv.server.metrics import TokenGaps
@@ -235,9 +236,8 @@ FACTS = EngineFacts(64, 64, 16, 16, frozenset(), True, False, 100, frozenset(), 
 
 def test_a_refused_lease_is_told_and_has_no_created_tokens() -> None:
     breakpoints = (Breakpoint(16, 300.0), Breakpoint(32, 3600.0))
-    request = GenerationRequest(
-        "/", "1", Caller(None), [PreparedPrompt(range(40))], SamplingParams(), str, PlainParser, breakpoints=breakpoints
-    )
+    prompts, hints = [PreparedPrompt(range(40))], CacheHints(breakpoints)
+    request = GenerationRequest("/", "1", Caller(None), prompts, SamplingParams(), str, PlainParser, hints=hints)
     generation = Generation(request, [])
     completion = Completion(0, (1, 2), "length")
     output = RequestOutput(0, tuple(range(40)), (completion,), 0, 0, 0, 0.1, 0.2, breakpoint_tokens=(16, 0))

@@ -309,7 +309,7 @@ def test_breakpoints_become_leases(server: Running, client: Client) -> None:
     assert plain.prompt_cache_options is None
     assert implicit.usage is not None
     num_prompt = implicit.usage.input_tokens
-    places = [[(each.num_tokens, each.keep_for_s) for each in served.request.breakpoints] for served in seen]
+    places = [[(each.num_tokens, each.keep_for_s) for each in served.request.hints.breakpoints] for served in seen]
     inner = (head + 50, 43_200.0)
     assert places == [[inner], [inner, (num_prompt, 1800.0)], [], [inner]]
     leased = [served.outputs[0].breakpoint_tokens for served in seen]

@@ -1,10 +1,12 @@
 """Promise 27: leases, priority, forgetting, and sequences that publish their prompts only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given, strategies as st
 
 from pagedkv import (
     Allocation,
@@ -324,6 +326,50 @@ def test_promise_27_other_keys_are_other_content_and_stay() -> None:
     assert (hit(space, PROMPT), hit(space, PROMPT, ours)) == (32, 0)
     assert space.forget(PROMPT, keys=RequestKeys(salt=b"nobody's")) == 0
     assert new_space(prefix_caching=False).forget(PROMPT) == 0
+
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+"""Blocks of a prompt, each of one repeated token."""
+
+
+@given(cached=st.lists(prompts, min_size=1, max_size=6), running=st.lists(prompts, max_size=2), data=st.data())
+def test_promise_27_a_forgotten_branch_leaves_what_others_continue_or_use(
+    cached: list[list[int]], running: list[list[int]], data: st.DataObject
+) -> None:
+    """The reference: the set of all beginnings; a branch loses those that begin nothing else and are in no row."""
+    space = leasing()
+    for each in cached:
+        cache(space, in_blocks(each))
+    for each in running:
+        prefill(space, in_blocks(each))
+    branch = data.draw(st.sampled_from(cached))
+    space.lease(in_blocks(branch), 100.0)
+    known = {tuple(each[:length]) for each in [*cached, *running] for length in range(1, len(each) + 1)}
+    used = {tuple(each[:length]) for each in running for length in range(1, len(each) + 1)}
+    own: list[tuple[int, ...]] = [tuple(branch[:length]) for length in range(1, len(branch) + 1)]
+    kept = max(
+        [len(each) - 1 for each in known if each not in own and each[:-1] in own]  # another branch leaves there
+        + [len(each) for each in used if each in own],
+        default=0,
+    )
+    assert space.forget_branch(in_blocks(branch)) == len(branch) - kept
+    space.check()
+    left = known - set(own[kept:])
+    for one in known:
+        longest = max((length for length in range(1, len(one) + 1) if one[:length] in left), default=0)
+        assert hit(space, in_blocks(one)) == 4 * longest
+
+
+def in_blocks(branch: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Make a prompt of whole blocks, and one token more."""
+    return np.append(np.repeat(np.array(branch, np.int32), 4), np.int32(9))
+
+
+def test_promise_27_a_branch_of_windows_alone_stays() -> None:
+    space = new_space(SlidingWindow(8, 4))
+    cache(space, PROMPT)
+    assert space.forget_branch(PROMPT) == 0
+    assert hit(space, PROMPT) == 32
 
 
 # Bad input

@@ -33,6 +33,7 @@ from pagedkv.cluster.messages import (
     RoutedRequest,
 )
 from pagedkv.cluster.placements import Placements, ReplicaChange
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.extras import needing
 from pagedkv.engine import (
     AnswerStream,
@@ -332,6 +333,10 @@ class ReplicatedEngine:
     async def reset_prefix_cache(self) -> None:
         """Refuse: each replica has a cache of its own. Raises ApiError."""
         raise ApiError(501, "replicas have caches of their own: weights that change begin a new epoch, or restart them")
+
+    async def forget_branches(self, prompts: Sequence[Int32Array], salt: bytes) -> int:  # noqa: ARG002 - as of ServedEngine
+        """Refuse: each replica has a cache of its own. Raises ApiError."""
+        raise ApiError(501, "replicas have caches of their own: what a session holds is evicted by age")
 
     async def stop(self) -> None:
         """End all requests. The replicas run until their application is deleted."""

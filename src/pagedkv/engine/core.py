@@ -21,7 +21,7 @@ new step reads from device memory. Sampling comes last, since penalties need the
 """
 
 import threading
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Callable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -340,6 +340,25 @@ class EngineCore:
             if self._live.tiers is not None:
                 self._live.tiers.forget(tokens, keys, start)
             return self.space.forget(tokens, keys=keys, start=start)
+
+    def forget_branches(self, prompts: Sequence[Int32Array], *, salt: bytes = b"") -> int:
+        """Drop the end of each prompt that nothing else shares from the prefix cache; tiers keep what they have.
+
+        Args:
+            prompts: int32 ``[n]`` each, such as the turns of an agent's session that is over.
+            salt: of the requests that computed them.
+
+        Returns how many blocks left the prefix cache: see :meth:`BlockSpace.forget_branch`.
+
+        Raises:
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(blocks + blocks of all rows) for each prompt.
+        """
+        with self._driving():
+            self._land()
+            keys = Intent(salt=salt).keys
+            return sum(self.space.forget_branch(as_token_array(prompt), keys=keys) for prompt in prompts)
 
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
         """Begin a new epoch of weights with the next step: blocks computed by older weights are not hit any more.

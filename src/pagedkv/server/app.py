@@ -32,6 +32,7 @@ from pagedkv.server.http import (
 )
 from pagedkv.server.openai.answers import (
     ChatAnswer,
+    ClosedSession,
     CompletionAnswer,
     DeletedResponse,
     Detokenized,
@@ -46,6 +47,7 @@ from pagedkv.server.openai.answers import (
 from pagedkv.server.openai.completions import complete_chat, detokenize, model_card, models, tokenize
 from pagedkv.server.openai.requests import (
     ChatRequest,
+    CloseSessionRequest,
     CompletionRequest,
     DetokenizeRequest,
     ResponsesRequest,
@@ -70,6 +72,7 @@ ANSWERS: Final[Mapping[str, type]] = {
     "/v1/models/{name}": Model,
     "/tokenize": Tokenized,
     "/detokenize": Detokenized,
+    "/close_session": ClosedSession,
     "/version": Version,
     "/load": Load,
     "/server_info": ServerInfo,
@@ -102,6 +105,7 @@ BODIES: Final[list[type[BaseModel]]] = [
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    CloseSessionRequest,
     MessagesRequest,
     CountRequest,
 ]
@@ -231,6 +235,13 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def detokenizing(request: Request) -> Response:
         caller_of(service, request)
         return json_response(detokenize(service, await read_body(request, DetokenizeRequest)))
+
+    @app.post("/close_session", openapi_extra=documented(CloseSessionRequest))
+    async def close_session(request: Request) -> Response:
+        caller = caller_of(service, request)
+        name = (await read_body(request, CloseSessionRequest)).session_id
+        num_branches, num_blocks = await service.close_session(name, caller)
+        return json_response({"session_id": name, "num_branches": num_branches, "num_freed_blocks": num_blocks})
 
     @app.get("/v1/models")
     async def list_models(request: Request) -> Response:

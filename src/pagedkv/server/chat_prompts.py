@@ -73,7 +73,7 @@ class KeptAnswers:
         with self._lock:
             return sum(self._num_tokens.values())
 
-    def keep(self, digest: bytes, token_ids: Sequence[int], tenant: str | None = None) -> None:
+    def keep(self, digest: bytes, token_ids: Sequence[int] | Int32Array, tenant: str | None = None) -> None:
         """Keep the tokens of a conversation that ended with an answer. O(tokens + tenants x conversations dropped)."""
         if len(token_ids) > self._max_tokens:
             return
@@ -94,13 +94,56 @@ class KeptAnswers:
                 kept.move_to_end(digest)
             return found
 
-    def _drop(self, tenant: str | None, digest: bytes) -> None:
+    def pop(self, digest: bytes, tenant: str | None = None) -> Int32Array | None:
+        """Drop the tokens of a tenant's conversation, and return them, int32; None if they are not kept."""
+        with self._lock:
+            return self._drop(tenant, digest)
+
+    def _drop(self, tenant: str | None, digest: bytes) -> Int32Array | None:
         dropped = self._kept.get(tenant, OrderedDict()).pop(digest, None)
         if dropped is None:
-            return
+            return None
         self._num_tokens[tenant] -= len(dropped)
         if not self._kept[tenant]:
             del self._kept[tenant], self._num_tokens[tenant]
+        return dropped
+
+
+BETWEEN: Final = -1
+"""Stands between two branches of a session, where no token is."""
+
+
+@final
+class Sessions:
+    """The tokens that each session of a client has computed, so that closing it can give back what it holds.
+
+    A session's branches, such as those of subagents, are kept apart; a turn that continues a branch replaces it.
+    Bounded, and shared out among tenants, as :class:`KeptAnswers`.
+
+    Args:
+        max_tokens: most tokens that are kept, 4 bytes each.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._kept = KeptAnswers(max_tokens)
+
+    def note(self, name: str, token_ids: Sequence[int], tenant: str | None) -> None:
+        """Keep the tokens of a prompt and its answer. O(tokens of the session)."""
+        tokens = np.array(token_ids, np.int32)
+        known = _branches(self._kept.find(name.encode(), tenant))
+        others = [each for each in known if not np.array_equal(each, tokens[: len(each)])]
+        parts = [part for each in (*others, tokens) for part in (np.array([BETWEEN], np.int32), each)]
+        self._kept.keep(name.encode(), np.concatenate(parts[1:]), tenant)
+
+    def close(self, name: str, tenant: str | None) -> list[Int32Array]:
+        """Forget a session, and return the tokens of its branches, int32 ``[n]`` each; none if it is not known."""
+        return _branches(self._kept.pop(name.encode(), tenant))
+
+
+def _branches(joined: Int32Array | None) -> list[Int32Array]:
+    if joined is None:
+        return []
+    return [part[part != BETWEEN] for part in np.split(joined, np.flatnonzero(joined == BETWEEN))]
 
 
 def conversation_digests(salt: bytes, setting: object, messages: Sequence[Mapping[str, Any]]) -> list[bytes]:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, final
 
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.contract.spec import keeps_state
 from pagedkv.engine import LLM, AnswerStream, AsyncLLM, EngineConfig, Intent, SamplingParams, StepRecord, TierStatistics
@@ -201,6 +202,13 @@ class ServedEngine(Protocol):
         """Drop every cached block between two steps. Raises EngineError; ApiError: this engine cannot."""
         ...
 
+    async def forget_branches(self, prompts: Sequence[Int32Array], salt: bytes) -> int:
+        """Drop the end of each prompt that nothing else shares, between two steps; return the number of blocks.
+
+        Arguments as of :meth:`EngineCore.forget_branches`. Raises EngineError; ApiError: this engine cannot.
+        """
+        ...
+
     async def stop(self) -> None:
         """End all requests, and the engine."""
         ...
@@ -272,6 +280,10 @@ class LocalEngine:
     async def reset_prefix_cache(self) -> None:
         """Drop every cached block between two steps. Raises EngineError."""
         await self.running.reset_prefix_cache()
+
+    async def forget_branches(self, prompts: Sequence[Int32Array], salt: bytes) -> int:
+        """Drop the end of each prompt that nothing else shares, between two steps. Raises EngineError."""
+        return await self.between_steps(lambda llm: llm.core.forget_branches(prompts, salt=salt))
 
     async def stop(self) -> None:
         """End the engine's thread, and all requests under way."""

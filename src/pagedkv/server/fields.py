@@ -29,6 +29,7 @@ _STRUCTURED: Final = Unserved("give structured_outputs in its place")
 _TEXT_ALONE: Final = "this server answers with text alone"
 _TOKENS: Final = "ids of tokens are those of /v1/completions and /v1/chat/completions: offsets are not told"
 _TRANSFER: Final = Unserved("caches are handed on by tiers here, not by requests")
+_HINTS: Final = Unserved("hints about the cache are those of OpenAI's paths: cache_control keeps prompts here")
 _BEAMS: Final = "beams are served in Python alone (LLM.beam_search)"
 _MEDIA: Final = Unserved("this server takes text alone", ({},))
 
@@ -73,6 +74,9 @@ UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
         "media_io_kwargs": _MEDIA,
         "mm_processor_kwargs": _MEDIA,
         "previous_input_messages": Unserved("give previous_response_id in its place"),
+        "kv_hints": _HINTS,
+        "nvext": _HINTS,
+        "kv_cache_retention_config": _HINTS,
         "cache_salt": Unserved("the salt is that of the API key's tenant"),
         # Answers
         "logprobs": Unserved("log-probabilities are those of /v1/completions and /v1/chat/completions"),

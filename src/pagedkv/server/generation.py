@@ -27,6 +27,7 @@ from pagedkv.contract.answers import Explanation, MissCause
 from pagedkv.engine import AnswerStream, Breakpoint, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
 from pagedkv.engine.outputs import FinishReason
 from pagedkv.engine.sampling import AnswerText
+from pagedkv.server.cache_hints import CacheHints
 from pagedkv.server.config import Caller
 from pagedkv.server.engines import EngineFacts
 from pagedkv.server.http import ApiError
@@ -154,10 +155,10 @@ class GenerationRequest:
         decode: turns token ids into text.
         new_parser: makes a parser that finds reasoning and tool calls in an answer.
         deadline_s: seconds from submission to the deadline; None: no deadline.
-        priority: requests of a higher priority are scheduled first.
-        breakpoints: numbers of leading prompt tokens to keep cached, each with its time.
+        hints: what the client says about the cache of its prompt and about its priority.
         prediction: the client's prediction of the answer, as token ids.
         keeps_stop: whether an answer includes the stop text that ends it.
+        session: the client's name of the session that it belongs to; None: of none.
     """
 
     endpoint: str
@@ -168,10 +169,10 @@ class GenerationRequest:
     decode: Callable[[Sequence[int]], str]
     new_parser: Callable[[], AnswerParser]
     deadline_s: float | None = None
-    priority: int = 0
-    breakpoints: tuple[Breakpoint, ...] = ()
+    hints: CacheHints = field(default_factory=CacheHints)
     prediction: tuple[int, ...] = ()
     keeps_stop: bool = False
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,13 +277,20 @@ class Generation:
     def leased(self) -> tuple[Breakpoint, ...]:
         """Breakpoints of an ended request that became leases; the others were refused."""
         taken = self.outputs[0].breakpoint_tokens if self.outputs else ()
-        return tuple(each for each, num_tokens in zip(self.request.breakpoints, taken, strict=False) if num_tokens)
+        return tuple(
+            each for each, num_tokens in zip(self.request.hints.breakpoints, taken, strict=False) if num_tokens
+        )
 
     @property
     def leases_refused(self) -> dict[str, int]:
         """The response's field that counts the refused breakpoints; empty if all became leases."""
-        num_refused = len(self.request.breakpoints) - len(self.leased)
+        num_refused = len(self.request.hints.breakpoints) - len(self.leased)
         return {"cache_leases_refused": num_refused} if num_refused else {}
+
+    @property
+    def hints_told(self) -> dict[str, Any]:
+        """The response's field that tells what became of each hint; empty without hints."""
+        return self.request.hints.told(self.outputs)
 
     async def over(self) -> None:
         """Wait until the engine has ended all answers, with or without errors."""

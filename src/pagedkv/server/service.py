@@ -25,8 +25,8 @@ from pagedkv.engine import Intent, RequestOutput, StepRecord
 from pagedkv.engine.llm import plain_encoding
 from pagedkv.errors import EngineError, QueueFullError
 from pagedkv.server.answer_formats import Formats
-from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, longest_token, require_short
-from pagedkv.server.config import Access, ServerConfig
+from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, Sessions, longest_token, require_short
+from pagedkv.server.config import Access, Caller, ServerConfig
 from pagedkv.server.engines import Route, ServedEngine
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, Usage, usage_of
 from pagedkv.server.http import ApiError, ClientGoneError, as_api_error
@@ -114,6 +114,7 @@ class Service:
         self._queue_s = 1.0
         self.longest = engine.facts.max_tokens
         self.longest_text = self.longest * longest_token(tokenizer)
+        self.sessions = Sessions(config.kept_tokens)
         self.chats = ChatPrompts(tokenizer, KeptAnswers(config.kept_tokens), self.longest_text)
 
     # Life
@@ -258,8 +259,10 @@ class Service:
         intent = Intent(
             tenant=caller.tenant if caller.tenant in self.engine.facts.tenants else None,
             salt=caller.salt,  # as the tenant, of the caller alone
-            priority=request.priority,
-            breakpoints=request.breakpoints,
+            priority=request.hints.priority,
+            keep_for_s=request.hints.keep_for_s,
+            retention=request.hints.retention,
+            breakpoints=request.hints.breakpoints,
             prediction=request.prediction,
         )
         deadlines_s = [limit for limit in (request.deadline_s, self.config.deadline_s) if limit is not None]
@@ -293,6 +296,20 @@ class Service:
             tenant = generation.request.caller.tenant
             self.chats.keep(generation.request.prompts[0], message, writer.token_ids, tenant)
 
+    async def close_session(self, name: str, caller: Caller) -> tuple[int, int]:
+        """Give back the cached blocks that only a session of the caller uses; return its branches and these blocks.
+
+        Raises:
+            ApiError: no such session is known, or the engine cannot.
+            EngineError: the engine has ended.
+        """
+        branches = self.sessions.close(name, caller.tenant)
+        if not branches:
+            raise ApiError(
+                404, "no session of this name is known: it had no answer yet, or is closed", param="session_id"
+            )
+        return len(branches), await self.engine.forget_branches(branches, caller.salt)
+
     def routes(self, generation: Generation) -> list[Route]:
         """Return the replicas that serve a request's prompts; empty where there are no replicas."""
         found = [self.engine.route_of(stream) for stream in generation.streams]
@@ -310,6 +327,10 @@ class Service:
     ) -> None:
         """Report to metrics and logs a request that has ended."""
         self.under_way.pop(request, None)
+        if request.session is not None:
+            for prompt, output in zip(request.prompts, outputs, strict=False):
+                for each in output.completions:
+                    self.sessions.note(request.session, [*prompt.token_ids, *each.token_ids], request.caller.tenant)
         for output in outputs:
             if output.queue_seconds is not None:
                 self._queue_s += 0.1 * (output.queue_seconds - self._queue_s)

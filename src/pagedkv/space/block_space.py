@@ -59,7 +59,7 @@ from pagedkv.space import (
 )
 from pagedkv.space.admission import Admission, free_blocks_needed
 from pagedkv.space.epochs import as_epochs, as_next_epoch, begin_epoch, spans_of
-from pagedkv.space.forgetting import forget
+from pagedkv.space.forgetting import forget, start_of_branch
 from pagedkv.space.hits import PrefixHit, prepare_prompt
 from pagedkv.space.matching import match_prompt
 from pagedkv.space.observer import SpaceObserver, register
@@ -750,6 +750,23 @@ class BlockSpace(SpaceView):
         prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
         first = as_count(start, "start")
         return forget(self._state, prompt, first)
+
+    def forget_branch(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS) -> int:
+        """Drop the end of a prompt that it shares with nothing from the prefix cache; leases of it end.
+
+        The prompt keeps what it shares with other content, which continues it in another way, and with rows. So a
+        session's tokens can be given back, and a system prompt stays. A model of windows or states alone keeps all.
+
+        Args:
+            token_ids, keys: the prompt.
+
+        Returns how many blocks were removed from the prefix index.
+
+        Cost: as of :meth:`forget`.
+        """
+        prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
+        start = start_of_branch(self._state, prompt)
+        return forget(self._state, prompt, start) if start < len(prompt.tokens) else 0
 
     # Content from elsewhere
 

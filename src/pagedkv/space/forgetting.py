@@ -19,7 +19,17 @@ from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import DIGEST_NBYTES
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.blocks.prefix_index import find
-from pagedkv.blocks.record import DISMISSED, INVALIDATED, NULL_BLOCK
+from pagedkv.blocks.record import (
+    DISMISSED,
+    INVALIDATED,
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    NUM_SENTINELS,
+    PARENT,
+    PARENT_LIFE,
+    REF_COUNT,
+)
 from pagedkv.contract.answers import InvalidatedMemory
 from pagedkv.contract.spec import Row
 from pagedkv.errors import StepError
@@ -57,6 +67,39 @@ def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
             known = zip(loading.digests, gone, strict=True)
             loading.is_frozen |= any(not digests.isdisjoint(_as_bytes(own)) for own, digests in known)
     return num_dropped
+
+
+def start_of_branch(state: SpaceState, prompt: Prompt) -> int:
+    """Return the position in a prompt behind which no row uses it, and no other content continues it.
+
+    Without a group whose links tell what continues a block, it is the prompt's length.
+    """
+    starts = [
+        _num_shared(state, group, prompt) * group.block_size
+        for group in state.cached_groups
+        if group.keeps_whole_prefix
+    ]
+    return max(starts, default=len(prompt.tokens))
+
+
+def _num_shared(state: SpaceState, group: Group, prompt: Prompt) -> int:
+    """Count the leading blocks of a prompt up to the last that a row uses, or that another block continues."""
+    arrays, name, size = group.pool.arrays, group.index + 1, group.block_size
+    records = arrays.records[:-NUM_SENTINELS]
+    own: list[int] = []
+    for digest in digests_of_prefix(state, prompt, size, len(prompt.tokens) // size):
+        block = find(arrays, name, digest)
+        if block == NULL_BLOCK:
+            break
+        own.append(block)
+    place = np.full(len(records), -1)
+    place[own] = np.arange(len(own))
+    named = np.flatnonzero(records[:, NAME] == name)
+    followers = named[records[records[named, PARENT], LIFE] == records[named, PARENT_LIFE]]
+    parents = place[records[followers, PARENT]]
+    continued = parents[(parents >= 0) & (place[followers] != parents + 1)]
+    used = np.flatnonzero(records[own, REF_COUNT] > 0)
+    return 1 + max((int(each) for each in (*continued, *used)), default=-1)
 
 
 def _digests_behind(state: SpaceState, lane: tuple[Group, ...], prompt: Prompt, start: int) -> set[bytes]:

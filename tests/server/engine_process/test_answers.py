@@ -27,6 +27,10 @@ def chat(prompt: str, **more: object) -> dict[str, object]:
     return {"model": "small", "messages": [{"role": "user", "content": prompt}], "max_tokens": 12, **more}
 
 
+KEPT = {
+    "token_range_retention_configs": [{"token_end": 32, "priority": 80, "duration_ms": 9000.0}],
+    "decode_retention_priority": 90,
+}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": ("/v1/chat/completions", chat(PROMPTS[0], temperature=0)),
     "streamed": (
@@ -56,6 +60,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
             ],
         },
     ),
+    "hinted": ("/v1/chat/completions", chat(PROMPTS[1], temperature=0, kv_cache_retention_config=KEPT)),
     "too long": ("/v1/completions", {"model": "small", "prompt": [5] * 100_000, "max_tokens": 4}),
     "no token": ("/v1/completions", {"model": "small", "prompt": [5, 10**6], "max_tokens": 4}),
     "no schema": ("/v1/chat/completions", chat(PROMPTS[0], response_format={"type": "json_schema"})),
@@ -135,3 +140,11 @@ def test_events_of_its_blocks_are_published(served: Served, folder: Path) -> Non
             for message in follower.poll(0.1):
                 follow(index, "a", message, time.monotonic())
         assert index.state("a") is IndexState.EXACT
+
+
+def test_a_closed_session_frees_its_blocks_wherever_the_engine_runs(served: Served, local: str) -> None:
+    for url in (served.url, local):
+        body = {"prompt": [7] * 100, "max_tokens": 2, "session_id": "s"}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
+        closed = httpx.post(f"{url}/close_session", json={"session_id": "s"}, timeout=PATIENCE_S).json()
+        assert closed == {"session_id": "s", "num_branches": 1, "num_freed_blocks": 6}

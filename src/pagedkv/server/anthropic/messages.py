@@ -36,6 +36,7 @@ from pagedkv.server.anthropic.conversations import (
     breakpoints_of,
     conversation_of,
 )
+from pagedkv.server.cache_hints import CacheHints
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, Usage, as_explanation
 from pagedkv.server.http import ApiError, json_response
@@ -132,7 +133,7 @@ def as_generation_request(
         as_params(fields, max_tokens=body.max_tokens, logprobs=None, processors=() if forced is None else (forced,)),
         partial(service.decode, keeps_special=not isinstance(new_parser(), PlainParser)),
         new_parser,
-        breakpoints=breakpoints_of(conversation, body.cache_control, prompt, service.chats, caller),
+        hints=CacheHints(breakpoints_of(conversation, body.cache_control, prompt, service.chats, caller)),
     )
 
 

@@ -20,12 +20,14 @@ from pagedkv.probe import compat
 from pagedkv.server.answer_formats import with_matchers
 from pagedkv.server.engine_process.inspection import InspectionChild
 from pagedkv.server.engine_process.messages import (
+    Answered,
     Begin,
     BlockingFrames,
     Built,
     Command,
     EndRequest,
     EventEndpoints,
+    ForgetBranches,
     Item,
     NewNumbers,
     News,
@@ -185,6 +187,8 @@ class EngineChild:
             case ResetPrefixCache():
                 with suppress(EngineError):
                     self.engine.call_soon(LLM.reset_prefix_cache)
+            case ForgetBranches(prompts, salt):
+                self._answer(lambda llm: llm.core.forget_branches(prompts, salt=salt))
             case _:
                 assert_never(command)
 
@@ -201,6 +205,17 @@ class EngineChild:
         if numbers.exception() is None:
             with suppress(OSError):
                 self._frames.send(NewNumbers(numbers.result()))
+
+    def _answer(self, work: Callable[[LLM], object]) -> None:
+        """Run ``work`` between two steps, and send what it returns or raises."""
+        with suppress(EngineError):  # the engine has ended, and this process ends soon
+            self.engine.call_soon(work).add_done_callback(self._send_answer)
+
+    def _send_answer(self, done: Future[object]) -> None:
+        problem = done.exception()
+        failed = as_sendable(problem) if isinstance(problem, Exception) else None
+        with suppress(OSError):
+            self._frames.send(Answered(None if problem is not None else done.result(), failed))
 
     def _end_with_engine(self) -> None:
         self.engine.running.join()

@@ -315,7 +315,19 @@ class ResetPrefixCache:
     """Drop every cached block, before numbers that are asked for later are read."""
 
 
-Command: TypeAlias = Begin | SubmitRequest | EndRequest | ReadNumbers | ResetPrefixCache
+@dataclass(frozen=True, slots=True)
+class ForgetBranches:
+    """Drop the end of each prompt that nothing else shares, and send :class:`Answered`.
+
+    Args:
+        prompts: int32 ``[n]`` each; salt: of the requests that computed them.
+    """
+
+    prompts: Sequence[Int32Array]
+    salt: bytes
+
+
+Command: TypeAlias = Begin | SubmitRequest | EndRequest | ReadNumbers | ResetPrefixCache | ForgetBranches
 # News from the engine's process
 
 
@@ -340,6 +352,19 @@ class NewNumbers:
     """The engine's numbers between two steps."""
 
     numbers: EngineNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a command that asks for an answer has done; in the order of such commands.
+
+    Args:
+        value: of the call.
+        problem: why it failed; None: it did not.
+    """
+
+    value: Any
+    problem: PagedKVError | None = None
 
 
 def packed(updates: Iterable[TokenUpdate]) -> list[PackedUpdate]:

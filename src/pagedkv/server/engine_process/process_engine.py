@@ -5,23 +5,27 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, Final, Self, assert_never, final
 
 import numpy as np
 
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.engine.answer_stream import StreamState
 from pagedkv.errors import EngineError
 from pagedkv.server.answer_formats import AnswerFormats, Formats, RemoteFormats
 from pagedkv.server.engine_process.inspection import inspector_link
 from pagedkv.server.engine_process.messages import (
+    Answered,
     Begin,
     BlockingFrames,
     Built,
     Command,
     EndRequest,
+    ForgetBranches,
     LoopFrames,
     NewNumbers,
     News,
@@ -76,6 +80,7 @@ class ProcessEngine:
         self._num_sent = self._num_submitted = self._num_waiting = self._max_waiting = 0
         self._states: dict[int, StreamState] = {}
         self._readers: list[asyncio.Future[EngineNumbers]] = []
+        self._asked: deque[asyncio.Future[Any]] = deque()
         self._on_step: Callable[[StepRecord], None] = _ignore
         self._has_ended = False
         self._ended = asyncio.Event()
@@ -171,6 +176,10 @@ class ProcessEngine:
         if not self.is_alive:
             raise EngineError("the engine's process has not been started, or has ended")
 
+    async def forget_branches(self, prompts: Sequence[Int32Array], salt: bytes) -> int:
+        """Drop the end of each prompt that nothing else shares, between two steps. Raises EngineError."""
+        return int(await self._ask(ForgetBranches(prompts, salt)))
+
     async def stop(self) -> None:
         """End all requests, the engine and its process."""
         if self._frames is not None and not self._has_ended:
@@ -205,6 +214,15 @@ class ProcessEngine:
         assert self._frames is not None, "an engine that was not started"
         self._frames.send(command)
 
+    async def _ask(self, command: Command) -> Any:  # noqa: ANN401 - what the command answers
+        """Send a command, and wait for its answer. Raises EngineError if the engine has ended, and its problem."""
+        if not self.is_alive:
+            raise EngineError("the engine's process has not been started, or has ended")
+        asked = self._loop.create_future()
+        self._asked.append(asked)
+        self._send(command)
+        return await asked
+
     def _end_soon(self, number: int) -> None:
         """End a request, from any thread."""
         with suppress(RuntimeError):  # the loop is closed, and its requests have ended
@@ -214,7 +232,7 @@ class ProcessEngine:
         if self.is_alive and number in self._states:
             self._send(EndRequest(number))
 
-    def _received(self, message: News | NewNumbers) -> None:
+    def _received(self, message: News | NewNumbers | Answered) -> None:
         match message:
             case News():
                 for record in message.records:
@@ -228,6 +246,14 @@ class ProcessEngine:
             case NewNumbers():
                 self.last_numbers = message.numbers
                 self._wake_readers()
+            case Answered(value, problem):
+                asked = self._asked.popleft()
+                if asked.done():  # its task was cancelled
+                    return
+                if problem is None:
+                    asked.set_result(value)
+                else:
+                    asked.set_exception(problem)
             case _:
                 assert_never(message)
 
@@ -247,10 +273,13 @@ class ProcessEngine:
         if self.inspected is not None:
             self.inspected.end()
         states, self._states = self._states, {}
-        if states:
+        asked, self._asked = [each for each in self._asked if not each.done()], deque()
+        if states or asked:
             problem = EngineError(f"the engine's process has ended, {self._exit()}")
             for state in states.values():
                 state.add((), problem=problem)
+            for each in asked:
+                each.set_exception(problem)
 
     def _exit(self) -> str:
         with suppress(subprocess.TimeoutExpired):

@@ -268,6 +268,26 @@ class PromptToken(TypedDict):
 
 
 @with_config(CLOSED)
+class HintTold(TypedDict):
+    """What became of a hint about the cache."""
+
+    hint: str
+    action_id: NotRequired[str]
+    status: Literal["applied", "refused", "ignored"]
+    num_tokens: NotRequired[int]
+    reason: NotRequired[str]
+
+
+@with_config(CLOSED)
+class ClosedSession(TypedDict):
+    """The answer of ``/close_session``."""
+
+    session_id: str
+    num_branches: int
+    num_freed_blocks: int
+
+
+@with_config(CLOSED)
 class ChatAnswer(TypedDict):
     """The answer of ``/v1/chat/completions``."""
 
@@ -278,6 +298,7 @@ class ChatAnswer(TypedDict):
     choices: list[ChatChoice]
     usage: CompletionUsage
     cache_leases_refused: NotRequired[int]
+    cache_hints: NotRequired[list[HintTold]]
     cache_explanation: NotRequired[Explained | None]
     prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
     prompt_token_ids: NotRequired[list[int]]
@@ -316,6 +337,7 @@ class CompletionAnswer(TypedDict):
     model: str
     choices: list[TextChoice]
     usage: CompletionUsage
+    cache_hints: NotRequired[list[HintTold]]
     cache_explanations: NotRequired[list[Explained | None]]
 
 
@@ -447,6 +469,7 @@ class ResponseAnswer(TypedDict):
     prompt_cache_key: NotRequired[str]
     prompt_cache_options: NotRequired[CacheOptionsAnswer]
     cache_leases_refused: NotRequired[int]
+    cache_hints: NotRequired[list[HintTold]]
 
 
 @with_config(CLOSED)

@@ -40,7 +40,7 @@ from pagedkv.server.openai.requests import (
     answer_format,
     as_chat,
     as_params,
-    as_priority,
+    hints_of,
     least_tokens,
     offered_tools,
     predicted_text,
@@ -138,6 +138,7 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
         answer_format(body), tools, body.tool_choice, several=several, after=after, least=least_tokens(body)
     )
     processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
+    hints = hints_of(body, caller, [prompt], breakpoints_of(body, chat, prompt, service.chats, caller))
     return GenerationRequest(
         "/v1/chat/completions",
         new_id("chatcmpl-"),
@@ -156,10 +157,10 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
         ),
         new_parser,
         body.deadline_s,
-        as_priority(body, caller),
-        breakpoints_of(body, chat, prompt, service.chats, caller),
+        hints,
         _prediction(service, body),
         keeps_stop=bool(body.include_stop_str_in_output),
+        session=body.session_id,
     )
 
 
@@ -237,6 +238,7 @@ class ChatCompletion:
             "choices": choices,
             "usage": self._usage(generation),
             **generation.leases_refused,
+            **generation.hints_told,
             **self._explained(generation),
             **self._prompt_logprobs(generation.outputs[0]),
             **self._prompt_ids(),
@@ -258,7 +260,7 @@ class ChatCompletion:
                 yield write(choice, **so_far.told())
         for index, parts in enumerate(gathered):
             self.service.keep_answer(generation, index, as_message(parts))
-        more = self._explained(generation)
+        more = {**generation.hints_told, **self._explained(generation)}
         options = self.body.stream_options
         if options is not None and options.include_usage:
             more = {"usage": self._usage(generation), **generation.leases_refused, **more}

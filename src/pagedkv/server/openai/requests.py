@@ -12,10 +12,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field
 from pydantic_core import from_json
 
-from pagedkv.engine import Chat, SamplingParams
+from pagedkv.engine import Breakpoint, Chat, SamplingParams
 from pagedkv.engine.sampling import LogitsProcessor, TokenMatcher
 from pagedkv.errors import RequestError
+from pagedkv.server.cache_hints import CacheHints, HintFields, read_hints
+from pagedkv.server.chat_prompts import MOST_BREAKPOINTS
 from pagedkv.server.config import Caller
+from pagedkv.server.generation import PreparedPrompt
 from pagedkv.server.http import ApiError, Body
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -69,8 +72,8 @@ class CacheOptions(Fields):
     ttl: Literal["30m", "12h"] | None = None
 
 
-class DrawingFields(Fields):
-    """How the tokens of one answer are chosen, and when it ends."""
+class DrawingFields(HintFields, Fields):
+    """How the tokens of one answer are chosen, when it ends, and what its client says about the cache."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -185,6 +188,12 @@ class ResponsesRequest(DrawingFields):
     prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # not OpenAI's
+
+
+class CloseSessionRequest(Fields):
+    """The body of ``/close_session``: a name that requests gave as ``session_id``."""
+
+    session_id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TokenizeRequest(Fields):
@@ -355,15 +364,36 @@ def least_tokens(body: DrawingFields) -> float:
     return math.inf if body.ignore_eos else body.min_tokens or 0
 
 
-def as_priority(body: SamplingFields, caller: Caller) -> int:
-    """Return the engine's priority: the negative of the field, since vLLM serves lower numbers first.
+def as_priority(body: SamplingFields, hinted: int, caller: Caller) -> int:
+    """Return the engine's priority: the hinted one, else the negative of the field, of which lower ones go first.
 
     Raises:
         ApiError: the caller is no administrator, and so must not precede other tenants.
     """
-    if body.priority and not caller.is_admin:
+    if (body.priority or hinted) and not caller.is_admin:
         raise ApiError(403, "only keys of administrators may give requests a priority: leave it out", param="priority")
-    return -(body.priority or 0)
+    return hinted or -(body.priority or 0)
+
+
+def hints_of(
+    body: SamplingFields, caller: Caller, prompts: Sequence[PreparedPrompt], breakpoints: Sequence[Breakpoint] = ()
+) -> CacheHints:
+    """Put the hints of a request about the cache, its breakpoints and its priority into the engine's words.
+
+    Raises:
+        ApiError: a hint is invalid, contradicts another field, or the caller may not give it.
+    """
+    found = read_hints(body, len(prompts[0].token_ids), breakpoints)
+    if found.hints and len(prompts) > 1:
+        raise ApiError(400, f"{found.hints[0].name} is of one prompt, and the request has {len(prompts)}")
+    if len(found.breakpoints) > MOST_BREAKPOINTS:
+        raise ApiError(
+            400, f"a request may keep its prompt up to {MOST_BREAKPOINTS} places, got {len(found.breakpoints)}"
+        )
+    if found.priority and body.priority:
+        raise ApiError(400, "priority and nvext.agent_hints.priority are both given: give one", param="priority")
+    found.priority = as_priority(body, found.priority, caller)
+    return found
 
 
 def truncated(token_ids: Sequence[int], body: SamplingFields, longest: int) -> Sequence[int]:

@@ -375,6 +375,7 @@ class ResponseAnswer:
         self._service.keep_answer(generation, 0, message)
         status = _status(answer)
         response = {**self._response(status), "usage": self._usage(generation), **generation.leases_refused}
+        response |= generation.hints_told
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._body.store is not False:

@@ -23,7 +23,7 @@ from pagedkv.server.openai.requests import (
     CompletionRequest,
     answer_format,
     as_params,
-    as_priority,
+    hints_of,
     least_tokens,
     require_consistent,
     truncated,
@@ -67,8 +67,9 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
         partial(service.decode, keeps_special=body.skip_special_tokens is False),
         PlainParser,
         body.deadline_s,
-        as_priority(body, caller),
+        hints_of(body, caller, prompts),
         keeps_stop=bool(body.include_stop_str_in_output),
+        session=body.session_id,
     )
     exchange = Exchange(service, request, receive)
     answer = TextCompletion(service, body, request)
@@ -109,6 +110,7 @@ class TextCompletion:
                 for each in answers
             ],
             "usage": self._usage(generation),
+            **generation.hints_told,
             **self._explained(generation.outputs),
         }
 
@@ -122,7 +124,7 @@ class TextCompletion:
             choice = self._choice(each, written[each.index], self._output(generation, each))
             if choice["text"] or each.finish_reason is not None or each.logprobs or self.body.return_token_ids:
                 yield write([choice], **so_far.told())
-        more = self._explained(generation.outputs)
+        more = {**generation.hints_told, **self._explained(generation.outputs)}
         options = self.body.stream_options
         if options is not None and options.include_usage:
             more = {"usage": self._usage(generation), **more}
