@@ -338,6 +338,14 @@ class ReplicatedEngine:
         """Refuse: each replica has a cache of its own. Raises ApiError."""
         raise ApiError(501, "replicas have caches of their own: what a session holds is evicted by age")
 
+    async def sleep(self) -> int:
+        """Refuse: replicas have processes of their own. Raises ApiError."""
+        raise ApiError(501, "replicas do not sleep: stop some of them")
+
+    async def wake(self) -> None:
+        """Refuse, as :meth:`sleep`. Raises ApiError."""
+        raise ApiError(501, "replicas do not sleep: stop some of them")
+
     async def stop(self) -> None:
         """End all requests. The replicas run until their application is deleted."""
         self._is_over = True

@@ -104,6 +104,7 @@ class EngineCore:
         model_end_ids: tokens that end a sequence, unless its request ignores them.
         absorbed: the layers that attend to latents without unfolding them.
         on_entered: called with each new request before it waits or runs, in the driving thread.
+        is_asleep: whether the memory of blocks is given back: requests wait until :meth:`wake`.
 
     Raises:
         ConfigurationError: memory or limits that cannot work.
@@ -151,6 +152,7 @@ class EngineCore:
             config, self._parts, self.scheduler, self._live, answering=answering, ranks=ranks, clock=clock
         )
         self._failure: str | None = None
+        self.is_asleep = False
 
     def _new_tiers(self) -> EngineTiers | None:
         if not self.config.tiers or self._content is None:
@@ -568,6 +570,50 @@ class EngineCore:
             self.scheduler.end_loading()
             return is_stored
 
+    # Sleeping
+
+    def sleep(self, timeout_s: float = 60.0) -> int:
+        """Give the device memory of all blocks back until :meth:`wake`, as to training; the weights stay.
+
+        What tiers are to store is stored first, and they keep it. All else that was cached is lost.
+
+        Args:
+            timeout_s: seconds that tiers have.
+
+        Returns the bytes given back; 0 where the engine sleeps already.
+
+        Raises:
+            ConfigurationError: an engine on several ranks; nothing is changed.
+            EngineError: requests are under way, the engine has failed, or another thread drives it; nothing is changed.
+            StorageError: tiers still read blocks; nothing is changed.
+        """
+        with self._driving():
+            if self._ranks is not None:
+                raise ConfigurationError("an engine on several ranks does not sleep: end it")
+            if self.is_asleep:
+                return 0
+            self._land()
+            if not self.scheduler.is_idle:
+                raise EngineError(f"{len(self.requests)} requests are under way: end them before the engine sleeps")
+            if self._live.tiers is not None:
+                self._live.tiers.flush(timeout_s)
+            self.executor.storage.sleep()
+            self.space.invalidate_memory()
+            self.is_asleep = True
+            return sum(pool.device_nbytes for pool in self.executor.storage.pools.values())
+
+    def wake(self) -> None:
+        """Take the memory of blocks again, at the same addresses; nothing is cached. Does nothing where it is awake.
+
+        Raises:
+            ConfigurationError: there is not enough memory now; the engine stays asleep.
+            EngineError: the engine has failed, or another thread drives it.
+        """
+        with self._driving():
+            if self.is_asleep:
+                self.executor.storage.wake()
+                self.is_asleep = False
+
     # Ranks
 
     def follow(self) -> int:
@@ -586,8 +632,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request waits or runs, or a step is in flight."""
-        return not self.scheduler.is_idle or self._loop.has_flight
+        """Whether a request waits or runs, or a step is in flight; False while the engine sleeps."""
+        return not self.is_asleep and (not self.scheduler.is_idle or self._loop.has_flight)
 
     def step(self) -> StepRecord:
         """Run one step.
@@ -597,12 +643,15 @@ class EngineCore:
         <pagedkv.engine.step.FailedSteps>` has the rules).
 
         Raises:
-            EngineError: the engine failed or the device is lost, and the engine cannot be used any more; or another
-                thread drives it, and nothing was changed. If the device is lost, all requests have ended, "failed",
-                with their tokens so far.
+            EngineError: the engine failed or the device is lost, and the engine cannot be used any more; or it sleeps,
+                or another thread drives it, and nothing was changed. If the device is lost, all requests have ended,
+                "failed", with their tokens so far.
         """
-        with self._driving(), self._at_stake():
-            return self._loop.step()
+        with self._driving():
+            if self.is_asleep:
+                raise EngineError("the engine sleeps, and has no memory for blocks: wake it first")
+            with self._at_stake():
+                return self._loop.step()
 
     def _land(self) -> None:
         """Finish the step in flight, if there is one. Raises EngineError, after which the engine cannot be used."""

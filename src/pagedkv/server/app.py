@@ -55,7 +55,7 @@ from pagedkv.server.openai.requests import (
 )
 from pagedkv.server.openai.responses import Responses
 from pagedkv.server.openai.text_completions import complete_text
-from pagedkv.server.operators import Load, ResetCache, ServerInfo, add_operators
+from pagedkv.server.operators import Asleep, Awake, IsSleeping, Load, ResetCache, ServerInfo, add_operators
 from pagedkv.server.service import Service
 
 STORED: Final = "/v1/responses/{response_id}"
@@ -77,6 +77,9 @@ ANSWERS: Final[Mapping[str, type]] = {
     "/load": Load,
     "/server_info": ServerInfo,
     "/reset_prefix_cache": ResetCache,
+    "/sleep": Asleep,
+    "/wake_up": Awake,
+    "/is_sleeping": IsSleeping,
 }
 """JSON answer of each path."""
 STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})

@@ -209,6 +209,17 @@ class ServedEngine(Protocol):
         """
         ...
 
+    async def sleep(self) -> int:
+        """Give the memory of blocks back, once no request is under way; return its bytes: :meth:`EngineCore.sleep`.
+
+        Raises EngineError, StorageError; ApiError: this engine cannot.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory of blocks again. Raises ConfigurationError: there is not enough; EngineError, ApiError."""
+        ...
+
     async def stop(self) -> None:
         """End all requests, and the engine."""
         ...
@@ -284,6 +295,14 @@ class LocalEngine:
     async def forget_branches(self, prompts: Sequence[Int32Array], salt: bytes) -> int:
         """Drop the end of each prompt that nothing else shares, between two steps. Raises EngineError."""
         return await self.between_steps(lambda llm: llm.core.forget_branches(prompts, salt=salt))
+
+    async def sleep(self) -> int:
+        """Give the memory of blocks back. Raises as :meth:`EngineCore.sleep`."""
+        return await self.between_steps(lambda llm: llm.core.sleep())
+
+    async def wake(self) -> None:
+        """Take the memory of blocks again. Raises as :meth:`EngineCore.wake`."""
+        await self.between_steps(lambda llm: llm.core.wake())
 
     async def stop(self) -> None:
         """End the engine's thread, and all requests under way."""

@@ -73,7 +73,7 @@ NOT_RETRIED: Final = frozenset({500, 501, 504})
 """Statuses of requests that would fail again. Official clients retry any status from 500 on, unless a header forbids
 it."""
 FIRST_SERVER_ERROR: Final = 500
-REFUSALS: Final = frozenset({"draining"})
+REFUSALS: Final = frozenset({"draining", "sleeping"})
 REASONS: Final = {
     400: "invalid",
     401: "no_key",

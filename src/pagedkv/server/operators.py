@@ -4,6 +4,7 @@ What shows or changes what concerns all tenants needs an administrator's key.
 """
 
 from collections.abc import Callable
+from typing import Final, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import ConfigDict, with_config
@@ -41,6 +42,35 @@ class ResetCache(TypedDict):
     """The answer of ``/reset_prefix_cache``."""
 
     success: bool
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Asleep(TypedDict):
+    """The answer of ``/sleep``."""
+
+    status: Literal["sleeping"]
+    level: int
+    released_bytes: int
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Awake(TypedDict):
+    """The answer of ``/wake_up``."""
+
+    status: Literal["awake", "sleeping"]
+    tags: list[str] | None
+
+
+@with_config(ConfigDict(extra="forbid"))
+class IsSleeping(TypedDict):
+    """The answer of ``/is_sleeping``."""
+
+    is_sleeping: bool
+
+
+BLOCKS_TAG: Final = "kv_cache"
+TAGS: Final = frozenset({"weights", BLOCKS_TAG})
+"""What vLLM's servers wake by parts; weights are never asleep here."""
 
 
 def add_operators(app: FastAPI, service: Service, caller_of: Callable[[Request], Caller]) -> None:
@@ -113,3 +143,38 @@ def add_operators(app: FastAPI, service: Service, caller_of: Callable[[Request],
         require_administrator(request, "resetting the cache needs")
         await service.engine.reset_prefix_cache()
         return json_response({"success": True})
+
+    _add_sleeping(app, service, require_administrator)
+
+
+def _add_sleeping(app: FastAPI, service: Service, require_administrator: Callable[[Request, str], None]) -> None:
+    @app.post("/sleep")
+    async def sleep(request: Request, level: str = "1", mode: str = "abort") -> Response:
+        """Refuse requests from now on, and give the memory of blocks back: with level 0 that stays."""
+        require_administrator(request, "putting the server to sleep needs")
+        if level not in {"0", "1"}:
+            raise ApiError(
+                400, "level must be 0, to pause, or 1, to give the memory of blocks back: weights stay", param="level"
+            )
+        if mode not in {"abort", "wait"}:
+            raise ApiError(400, "mode must be abort or wait: no request is kept while the server sleeps", param="mode")
+        released = await service.sleep(waits=mode == "wait", gives_memory_back=level == "1")
+        return json_response({"status": "sleeping", "level": int(level), "released_bytes": released})
+
+    @app.post("/wake_up")
+    async def wake_up(request: Request) -> Response:
+        """Take the memory of blocks again, and requests; with ``tags`` of weights alone nothing changes."""
+        require_administrator(request, "waking the server needs")
+        tags = request.query_params.getlist("tags")
+        unknown = sorted({*tags} - TAGS)
+        if unknown:
+            raise ApiError(400, f"tags must be of {', '.join(sorted(TAGS))}, got {unknown[0][:50]!r}", param="tags")
+        if not tags or BLOCKS_TAG in tags:
+            await service.wake()
+        return json_response({"status": "sleeping" if service.is_asleep else "awake", "tags": tags or None})
+
+    @app.get("/is_sleeping")
+    async def is_sleeping(request: Request) -> Response:
+        """Answer whether the server sleeps."""
+        require_administrator(request, "information about the server needs")
+        return json_response({"is_sleeping": service.is_asleep})

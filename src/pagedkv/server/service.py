@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from pagedkv.connections import SlowCause
 from pagedkv.engine import Intent, RequestOutput, StepRecord
 from pagedkv.engine.llm import plain_encoding
-from pagedkv.errors import EngineError, QueueFullError
+from pagedkv.errors import ConfigurationError, EngineError, QueueFullError
 from pagedkv.server.answer_formats import Formats
 from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, Sessions, longest_token, require_short
 from pagedkv.server.config import Access, Caller, ServerConfig
@@ -79,6 +79,7 @@ class Service:
 
     Attributes:
         is_draining: whether new requests are refused because the server is stopping.
+        is_asleep: whether they are refused because the engine sleeps, or is about to.
         on_arrived: callbacks, called with each request that arrives.
         on_served: callbacks, called with each request that has ended.
         on_step: callbacks, called with the record of each step, in the engine's thread.
@@ -112,6 +113,9 @@ class Service:
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="pagedkv texts")
         self._notes: set[asyncio.Task[None]] = set()
         self._queue_s = 1.0
+        self.is_asleep = False
+        self._sleeping = asyncio.Lock()
+        self._submitted: list[Generation] = []
         self.longest = engine.facts.max_tokens
         self.longest_text = self.longest * longest_token(tokenizer)
         self.sessions = Sessions(config.kept_tokens)
@@ -132,6 +136,37 @@ class Service:
         await self.engine.stop()
         await asyncio.gather(*self._notes)
         self._preparing.shutdown(wait=False, cancel_futures=True)
+
+    async def sleep(self, *, waits: bool, gives_memory_back: bool) -> int:
+        """Refuse further requests, end those under way, and give the engine's memory of blocks back; return its bytes.
+
+        Args:
+            waits: whether requests under way are waited for; else they are aborted.
+            gives_memory_back: whether the engine sleeps; else its cache stays.
+
+        Raises:
+            EngineError, StorageError, ApiError: the engine cannot sleep, and goes on.
+        """
+        async with self._sleeping:
+            self.is_asleep = True
+            try:
+                for generation in [*self._submitted, *self.under_way.values()]:
+                    if not waits:
+                        await generation.aclose()
+                    await generation.over()
+                return await self.engine.sleep() if gives_memory_back else 0
+            except BaseException:
+                self.is_asleep = False
+                raise
+
+    async def wake(self) -> None:
+        """Wake the engine, and take requests again. Raises ApiError: there is not enough memory; EngineError."""
+        async with self._sleeping:
+            try:
+                await self.engine.wake()
+            except ConfigurationError as problem:
+                raise ApiError(503, f"the server stays asleep: {problem}", code="sleeping") from problem
+            self.is_asleep = False
 
     # Requests
 
@@ -208,7 +243,7 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether new requests are accepted, and would be served now."""
-        return self.engine.is_ready and not self.is_draining
+        return self.engine.is_ready and not self.is_draining and not self.is_asleep
 
     def require_tokenizer(self) -> None:
         """Refuse a request that needs a tokenizer where there is none. Raises ApiError."""
@@ -241,6 +276,8 @@ class Service:
         """
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=1)
+        if self.is_asleep:
+            raise ApiError(503, "the server sleeps until POST /wake_up", code="sleeping", retry_after_s=1)
         for prompt in request.prompts:
             if len(prompt.token_ids) >= self.longest:
                 raise ApiError(
@@ -272,12 +309,15 @@ class Service:
             for prompt in request.prompts
         ]
         generation = Generation(request, streams)
+        self._submitted.append(generation)
         try:
             for stream in streams:
                 await stream.accepted()
         except BaseException:
             await generation.aclose()
             raise
+        finally:
+            self._submitted.remove(generation)
         return generation
 
     def keep_answer(self, generation: Generation, index: int, message: Mapping[str, Any]) -> None:

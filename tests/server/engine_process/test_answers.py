@@ -148,3 +148,18 @@ def test_a_closed_session_frees_its_blocks_wherever_the_engine_runs(served: Serv
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
         closed = httpx.post(f"{url}/close_session", json={"session_id": "s"}, timeout=PATIENCE_S).json()
         assert closed == {"session_id": "s", "num_branches": 1, "num_freed_blocks": 6}
+
+
+def test_an_engine_in_its_own_process_sleeps_and_wakes(served: Served) -> None:
+    body = {"prompt": [9] * 40, "max_tokens": 4, "temperature": 0}
+    before = httpx.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
+    long = {**body, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=long) as stream:
+        lines = stream.iter_lines()
+        assert next(lines)
+        assert httpx.post(f"{served.url}/sleep", timeout=PATIENCE_S).json()["released_bytes"] > 0
+        assert "the server ended the request" in "".join(lines)
+    assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 503
+    assert httpx.post(f"{served.url}/wake_up", timeout=PATIENCE_S).json()["status"] == "awake"
+    again = httpx.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
+    assert again["choices"] == before["choices"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, assert_never, final
 
 import torch
@@ -35,7 +36,9 @@ from pagedkv.server.engine_process.messages import (
     ProcessSpec,
     ReadNumbers,
     ResetPrefixCache,
+    Sleep,
     SubmitRequest,
+    Wake,
     packed,
 )
 from pagedkv.server.engines import EngineFacts, EngineNumbers, LocalEngine, build_engine
@@ -129,6 +132,20 @@ class _Recipient:
         self.has_sent = False
 
 
+def _asked(command: ForgetBranches | Sleep | Wake, llm: LLM) -> object:
+    """Carry out a command between two steps; return its answer."""
+    match command:
+        case ForgetBranches(prompts, salt):
+            return llm.core.forget_branches(prompts, salt=salt)
+        case Sleep():
+            return llm.core.sleep()
+        case Wake():
+            llm.core.wake()
+            return None
+        case _:
+            assert_never(command)
+
+
 @final
 class EngineChild:
     """The engine's process: carries out commands, and sends news.
@@ -187,8 +204,9 @@ class EngineChild:
             case ResetPrefixCache():
                 with suppress(EngineError):
                     self.engine.call_soon(LLM.reset_prefix_cache)
-            case ForgetBranches(prompts, salt):
-                self._answer(lambda llm: llm.core.forget_branches(prompts, salt=salt))
+            case ForgetBranches() | Sleep() | Wake():
+                with suppress(EngineError):
+                    self.engine.call_soon(partial(_asked, command)).add_done_callback(self._send_answer)
             case _:
                 assert_never(command)
 
@@ -205,11 +223,6 @@ class EngineChild:
         if numbers.exception() is None:
             with suppress(OSError):
                 self._frames.send(NewNumbers(numbers.result()))
-
-    def _answer(self, work: Callable[[LLM], object]) -> None:
-        """Run ``work`` between two steps, and send what it returns or raises."""
-        with suppress(EngineError):  # the engine has ended, and this process ends soon
-            self.engine.call_soon(work).add_done_callback(self._send_answer)
 
     def _send_answer(self, done: Future[object]) -> None:
         problem = done.exception()

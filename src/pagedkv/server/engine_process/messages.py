@@ -327,7 +327,17 @@ class ForgetBranches:
     salt: bytes
 
 
-Command: TypeAlias = Begin | SubmitRequest | EndRequest | ReadNumbers | ResetPrefixCache | ForgetBranches
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Give the memory of blocks back, and send :class:`Answered` with its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Take the memory of blocks again, and send :class:`Answered`."""
+
+
+Command: TypeAlias = Begin | SubmitRequest | EndRequest | ReadNumbers | ResetPrefixCache | ForgetBranches | Sleep | Wake
 # News from the engine's process
 
 

@@ -33,7 +33,9 @@ from pagedkv.server.engine_process.messages import (
     ProcessSpec,
     ReadNumbers,
     ResetPrefixCache,
+    Sleep,
     SubmitRequest,
+    Wake,
     unpacked,
 )
 from pagedkv.server.engines import EngineNumbers, Route
@@ -179,6 +181,14 @@ class ProcessEngine:
     async def forget_branches(self, prompts: Sequence[Int32Array], salt: bytes) -> int:
         """Drop the end of each prompt that nothing else shares, between two steps. Raises EngineError."""
         return int(await self._ask(ForgetBranches(prompts, salt)))
+
+    async def sleep(self) -> int:
+        """Give the memory of blocks back. Raises as :meth:`EngineCore.sleep`."""
+        return int(await self._ask(Sleep()))
+
+    async def wake(self) -> None:
+        """Take the memory of blocks again. Raises as :meth:`EngineCore.wake`."""
+        await self._ask(Wake())
 
     async def stop(self) -> None:
         """End all requests, the engine and its process."""
