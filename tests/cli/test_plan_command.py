@@ -125,6 +125,21 @@ def test_sessions_in_a_closed_loop_are_said_to_be(trace: Path, cost: Path, tmp_p
         *("--json", "-"),
     )
     assert json.loads(result.stdout)["arrivals"].startswith("closed loop: sessions begin as recorded")
+    refused = run("plan", trace, *options, "--closed-loop", "--open")
+    assert "--open keeps the recorded times, and --closed-loop does not" in refused.stderr
+
+
+def test_sessions_of_agents_are_planned_in_a_closed_loop(cost: Path, tmp_path: Path) -> None:
+    call = {"input_length": 40, "output_length": 2, "hash_runs": [[1, 5]], "api_time": 9}
+    agents = tmp_path / "agents"
+    session = {"session": "s", "block_size": 8, "requests": [{**call, "t": 0}, {**call, "t": 10}]}
+    agents.write_text(json.dumps(session))
+    options = ("--model", "llama-3.1-8b", "--memory", "1,2", "--eviction", "lru", "--block-size", "16", "--load", "1")
+    common = ("plan", agents, *options, "--cost-model", cost, "--results", tmp_path / "r", "-j", 1, "--json", "-")
+    closed, kept = (json.loads(run(*common, *more).stdout) for more in ((), ("--open",)))
+    assert closed["arrivals"].startswith("closed loop: ")
+    assert kept["arrivals"].startswith("open loop: ")
+    assert closed["points"][0]["figures"]["span_s"] < kept["points"][0]["figures"]["span_s"] - 5
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ import pytest
 from pagedkv.cli import serving
 from pagedkv.cli.commands import curve as curve_command
 from pagedkv.cli.options import DEFAULT_COST_MODEL
+from pagedkv.cli.serving import CLOSED_LOOP
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.engine.config import EngineConfig
 from pagedkv.planner.traces.merging import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.closed_loop import ClosedLoop, serve_closed
 from pagedkv.simulation.cost import CostModel, read_cost_model
 from tests.cli.command import run
 from tests.report.page_reader import read_page
@@ -30,19 +32,24 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def library_result(trace: Path, num_blocks: int, block_size: int) -> dict[str, object]:
+def library_result(trace: Path, num_blocks: int, block_size: int, *, is_closed: bool) -> dict[str, object]:
     config = ServingConfig(num_blocks, block_size, cost_model_name=DEFAULT_COST_MODEL)
-    server = VirtualServer(config, read_cost_model(DEFAULT_COST_MODEL))
-    with TraceReader(trace) as requests:
-        is_local = requests.session_per_row
-        return server.run(interleave_sessions(requests.sessions(), 60.0) if is_local else requests).as_dict()
+    server = VirtualServer(config, read_cost_model(DEFAULT_COST_MODEL), is_closed=is_closed)
+    with TraceReader(trace) as reader:
+        requests = interleave_sessions(reader.sessions(), 60.0) if reader.session_per_row else reader
+        if not is_closed:
+            return server.run(requests).as_dict()
+        serve_closed(server, server.take_ended, requests, loop=ClosedLoop(), load=1.0)
+        return server.result().as_dict()
 
 
-@pytest.mark.parametrize("text", [HASH_IDS, HASH_RUNS, SESSIONS, LENGTHS])
-def test_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "more"), [(HASH_IDS, ()), (HASH_RUNS, ()), (SESSIONS, ("--open",)), (SESSIONS, ()), (LENGTHS, ())]
+)
+def test_the_json_holds_what_the_library_finds(tmp_path: Path, text: str, more: tuple[str, ...]) -> None:
     trace = tmp_path / "trace"
     trace.write_text(text)
-    result = run("replay", trace, "--num-blocks", 100, "--block-size", 8, "--json", "-")
+    result = run("replay", trace, "--num-blocks", 100, "--block-size", 8, *more, "--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
     assert document.pop("trace") == str(trace)
@@ -52,7 +59,26 @@ def test_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> Non
         "the seconds are those of qwen3-32b/8xh200, since the hardware is not given"
     )
     assert document.pop("seconds")["in_short"] == "data sheet, assumed"
-    assert document == library_result(trace, 100, 8)
+    is_closed = text is SESSIONS and not more
+    assert document.pop("arrivals", "").startswith("closed loop" if is_closed else "")
+    assert document == library_result(trace, 100, 8, is_closed=is_closed)
+
+
+def test_sessions_of_agents_are_a_closed_loop_unless_recorded_times_are_wanted(tmp_path: Path) -> None:
+    """The agent's second turn came 1 s after an answer of 9 s; here answers take less."""
+    call = {"input_length": 40, "output_length": 2, "hash_runs": [[1, 5]]}
+    rows = [{**call, "t": 0, "api_time": 9}, {**call, "t": 10, "api_time": 9}]
+    trace = tmp_path / "trace"
+    trace.write_text(json.dumps({"session": "s", "block_size": 8, "requests": rows}))
+    arguments = ("replay", trace, "--num-blocks", 100, "--block-size", 8)
+    closed, kept = (json.loads(run(*arguments, *more, "--json", "-").stdout) for more in ((), ("--open",)))
+    assert 1 < closed["steps"]["virtual_s"] < 2
+    assert 10 < kept["steps"]["virtual_s"] < 11
+    assert closed["arrivals"] == CLOSED_LOOP
+    assert CLOSED_LOOP.startswith(shown_by(*arguments)["arrivals"])
+    assert "arrivals" not in shown_by(*arguments, "--open")
+    twice = json.loads(run(*arguments, "--load", 2, "--json", "-").stdout)
+    assert twice["steps"]["virtual_s"] == closed["steps"]["virtual_s"], "one session, whose pauses are its own"
 
 
 def test_steps_overlap_by_an_option(trace: Path) -> None:

@@ -154,6 +154,9 @@ Beams: TypeAlias = Annotated[int | None, option("N", "Beams of every request, in
 Load: TypeAlias = Annotated[
     float, option("X", "Times the recorded traffic: requests arrive X times as fast.", panel=TRACE)
 ]
+OpenLoop: TypeAlias = Annotated[
+    bool, flag("Keep the recorded times of agents' sessions; else their turns wait for answers.", "--open", panel=TRACE)
+]
 Seed: TypeAlias = Annotated[int, option("N", "Seed of all random values.", panel=SCHEDULING)]
 SessionInterval: TypeAlias = Annotated[
     float,

@@ -18,7 +18,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.options import flag, option, parse_gib, parse_gpu, parse_size
 from pagedkv.cli.progress import named_model
 from pagedkv.cli.serving import ServingOptions, TierOptions, TierRates, origin_of
-from pagedkv.cli.trace_options import SeveralTimedTracesOptions
+from pagedkv.cli.trace_options import SeveralTimedTracesOptions, TraceSources
 from pagedkv.contract.space_config import GIB
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError
@@ -27,11 +27,11 @@ from pagedkv.planner.recording.engine_pool import read_engine
 from pagedkv.planner.results import Result
 from pagedkv.routing import ROUTINGS, Routing
 from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.closed_loop import ClosedLoop
 from pagedkv.simulation.cluster import ClusterSetting
 from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
 from pagedkv.simulation.planning import Bounds, PlanPoint, Steadiness
 from pagedkv.simulation.planning.decision import GPU_AXIS, REPLICAS_AXIS
-from pagedkv.simulation.planning.point import ClosedLoop
 from pagedkv.simulation.planning.searching import HIGHEST_LOAD
 
 BY_NEED: Final = "need"
@@ -272,10 +272,14 @@ class PlanAxes:
     ] = None
     closed_loop: Annotated[
         bool,
-        flag("A session's next turn arrives a think time after the answer, not at its recorded time.", panel=GOALS),
+        flag(
+            "A turn arrives a pause after the answers before it, not when recorded. Default for sessions of agents.",
+            panel=GOALS,
+        ),
     ] = False
+    open_loop: opt.OpenLoop = False
     answer_speed: Annotated[
-        float, option("X", "Tokens a second of the recorded answers, for think times.", panel=GOALS)
+        float, option("X", "Tokens a second of recorded answers whose ends are not recorded.", panel=GOALS)
     ] = 50.0
     kv_dtype: opt.KvDtype = None
     cost_model: opt.CostModelName = None
@@ -338,6 +342,20 @@ class PlanAxes:
             memory = f"{pool.num_tokens * model.token_nbytes / GIB:.15f}"
         block_sizes = str(pool.block_size) if self.block_sizes == BLOCK_SIZES else self.block_sizes
         return replace(self, model=name, memory=memory, block_sizes=block_sizes, kv_dtype=kv_dtype)
+
+    def with_loop(self, traces: Sequence[str]) -> "PlanAxes":
+        """Return these options with a closed loop where a trace is of agents, and nothing else is wanted.
+
+        Raises:
+            ConfigurationError: both loops are wanted.
+            TraceError: the trace cannot be read.
+        """
+        if self.open_loop and self.closed_loop:
+            raise ConfigurationError("--open keeps the recorded times, and --closed-loop does not: give one of them")
+        if self.open_loop or self.closed_loop or self.replicas is not None:
+            return self
+        with TraceSources(traces, self.trace, self.trace.merging) as trace:
+            return replace(self, closed_loop=trace.is_of_agents)
 
     def points(self, mean_tokens: float, longest: int, *, has_content: bool) -> list[PlannedPoint]:
         """Return all points, in the order of the axes; if loads are searched, those of the recorded traffic.

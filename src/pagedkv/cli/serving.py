@@ -32,11 +32,12 @@ from pagedkv.contract.space_config import DEFAULT_EVICTION, blocks_that_fit
 from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.models import ModelMemory
 from pagedkv.models.memory import GIB, block_nbytes_of, groups_of
-from pagedkv.planner.traces.request import Request, TokenizedRequest
+from pagedkv.planner.traces.request import Request
 from pagedkv.report.documents import Seconds
 from pagedkv.report.figures import pool_balance
 from pagedkv.scheduling import PreemptionKind
 from pagedkv.simulation import ServingConfig, ServingResult, SimulatedTier, VirtualServer, compile_loops
+from pagedkv.simulation.closed_loop import ClosedLoop, serve_closed
 from pagedkv.simulation.cost import (
     DATA_SHEET,
     CostModel,
@@ -297,6 +298,7 @@ class ServingOptions:
     beams: opt.Beams = None
     max_length: opt.MaxLength = None
     load: opt.Load = 1.0
+    open_loop: opt.OpenLoop = False
     seed: opt.Seed = 0
     tier: TierOptions = TierOptions()
     trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
@@ -392,6 +394,9 @@ def default_num_blocks(block_size: int) -> int:
     return opt.DEFAULT_NUM_TOKENS // max(1, block_size)
 
 
+CLOSED_LOOP: Final = "closed loop: each turn of an agent a recorded pause after the answers for which it waits"
+
+
 @dataclass(frozen=True, slots=True)
 class ServedTrace:
     """The result of a run, and the seconds that it took on this machine.
@@ -403,6 +408,7 @@ class ServedTrace:
         read_as: the recognised format; empty for generated requests.
         wall_s: seconds of this machine, including reading the trace.
         parts: the same by tenant and by window of recorded time, if there are any.
+        is_closed: whether turns waited for the answers before them.
     """
 
     result: ServingResult
@@ -411,11 +417,13 @@ class ServedTrace:
     wall_s: float
     read_as: str = ""
     parts: tuple[PartFigures, ...] = ()
+    is_closed: bool = False
 
     def as_dict(self) -> dict[str, object]:
         """Return for JSON all values that are equal on every run."""
         head = {"read_as": self.read_as, "warnings": self.warnings, "seconds": self.seconds.as_dict()}
-        return {**head, **self.result.as_dict(), **parts_as_dict(self.parts)}
+        loop = {"arrivals": CLOSED_LOOP} if self.is_closed else {}
+        return {**head, **loop, **self.result.as_dict(), **parts_as_dict(self.parts)}
 
 
 def serve_trace(path: str, options: ServingOptions, follow: Follow | None = None) -> ServedTrace:
@@ -447,7 +455,8 @@ def serve_trace(path: str, options: ServingOptions, follow: Follow | None = None
                     mean_tokens(sample), max((each.input_length for each in sample), default=0)
                 )
                 requests = chain(sample, requests)
-            server = VirtualServer(config, cost_model, is_divided=is_divided)
+            is_closed = trace.is_of_agents and not options.open_loop
+            server = VirtualServer(config, cost_model, is_divided=is_divided, is_closed=is_closed)
             if follow is not None:
                 follow(server, first)
             served = _serve(
@@ -455,10 +464,11 @@ def serve_trace(path: str, options: ServingOptions, follow: Follow | None = None
                 server,
                 lambda so_far: progress.update(task, completed=trace.num_bytes_read, so_far=so_far),
                 seconds=options.seconds_of(config),
+                closed_load=options.load if is_closed else None,
             )
             parts = server.parts(Division(options.trace.windows, lambda: trace.origin_s))
             warnings = [*trace.notes, *served.warnings]
-            return replace(served, read_as=trace.recognised, warnings=warnings, parts=parts)
+            return replace(served, read_as=trace.recognised, warnings=warnings, parts=parts, is_closed=is_closed)
 
 
 def sample_of(requests: Iterator[Request]) -> list[Request]:
@@ -479,17 +489,26 @@ def mean_tokens(sample: Sequence[Request]) -> float:
 
 
 def _serve(
-    requests: Iterable[Request | TokenizedRequest],
+    requests: Iterable[Request],
     server: VirtualServer,
     show: Callable[[str], None],
     *,
     seconds: SecondsSource,
+    closed_load: float | None,
 ) -> ServedTrace:
+    """Serve requests in open loop, or in closed loop with the given load."""
     started_s = time.perf_counter()
+
+    def show_arrival() -> None:
+        show(f"{server.num_requests:,} requests, {server.now_s:,.0f} s")
+
     try:
-        for request in requests:
-            server.offer(request)
-            show(f"{server.num_requests:,} requests, {server.now_s:,.0f} s")
+        if closed_load is None:
+            for request in requests:
+                server.offer(request)
+                show_arrival()
+        else:
+            serve_closed(server, server.take_ended, requests, loop=ClosedLoop(), load=closed_load, show=show_arrival)
         show(f"{server.num_requests:,} requests, finishing")
         server.finish()
     except KeyboardInterrupt as error:

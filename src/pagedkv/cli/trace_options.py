@@ -276,6 +276,11 @@ class TraceSources:
         return sum(reader.num_bytes_read for reader in self._readers)
 
     @property
+    def is_of_agents(self) -> bool:
+        """Whether turns wait for the answers before them, as in one trace of agents' sessions. Raises TraceError."""
+        return len(self._readers) == 1 and self._readers[0].is_of_agents
+
+    @property
     def recognised(self) -> str:
         """The recognised formats, and whether tenants are isolated, as text for users."""
         kinds = Counter(as_typed(reader.recognised) for reader in self._readers)

@@ -125,6 +125,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "num_draft_tokens": "--draft-tokens",
         "num_host_blocks": "--host-blocks",
         "num_samples": "--samples",
+        "open_loop": "--open",
         "patience_s": "--patience",
         "policies": "--eviction",
         "replay": "--replay",

@@ -171,17 +171,21 @@ class VirtualServer(VirtualClock):
         config: the pools and the rules.
         costs: duration of steps.
         is_divided: whether :meth:`parts` will be called; it takes 44 bytes a request.
+        is_closed: whether :meth:`take_ended` will be called, as by :func:`serve_closed`.
 
     Raises:
         ConfigurationError: the configuration contradicts itself.
     """
 
-    def __init__(self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False) -> None:
+    def __init__(
+        self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False, is_closed: bool = False
+    ) -> None:
         space, watch = BlockSpace(config.space_config()), SpaceWatch()
         space.observe(watch)
-        self._log = RequestLog(config.scheduling_config()) if is_divided else None
+        has_log = is_divided or is_closed
+        self._log = RequestLog(config.scheduling_config(), records_ended=is_closed) if has_log else None
         self._all_meters = Meters(config, space, watch, self._log)
-        super().__init__(config, costs, space, self._all_meters)
+        super().__init__(config, costs, space, self._all_meters, uses_queue_file=not is_closed)
 
     @property
     def meters(self) -> Meters:
@@ -207,6 +211,11 @@ class VirtualServer(VirtualClock):
             self.offer(request)
         self.finish()
         return self.result()
+
+    def take_ended(self) -> list[int]:
+        """Return the numbers of the requests that have ended since the last call, and forget them."""
+        assert self._log is not None, "a server of a closed loop"
+        return self._log.take_ended()
 
     # Results
 

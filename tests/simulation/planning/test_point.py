@@ -9,11 +9,11 @@ import pytest
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.closed_loop import ClosedLoop
 from pagedkv.simulation.cluster import ClusterSetting, Network
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.meters import StepHistogram
 from pagedkv.simulation.planning import Bounds, PlanPoint, PointFigures, run_point
-from pagedkv.simulation.planning.point import ClosedLoop
 
 COSTS = CostModel(fixed_s=0.01, token_compute_s=0.001)
 CONFIG = ServingConfig(num_blocks=60, block_size=4, max_sequences=4, max_batched_tokens=16)

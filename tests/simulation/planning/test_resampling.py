@@ -10,9 +10,10 @@ from hypothesis import given, strategies as st
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.closed_loop import MOST_HELD_NBYTES
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.planning import PlanPoint, run_point
-from pagedkv.simulation.planning.resampling import MOST_HELD_NBYTES, NUM_SPANS, resampled
+from pagedkv.simulation.planning.resampling import NUM_SPANS, resampled
 
 BLOCK = 4
 ROOT = 10_000

@@ -48,6 +48,7 @@ from pagedkv.planner.traces.token_blocks import ContentBlocks
 from pagedkv.report.documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
 from pagedkv.report.tables import LATENCIES, OUTCOMES, cluster_table, point_table, points_at_best
 from pagedkv.simulation.calibration.fitting import MOST_ERROR
+from pagedkv.simulation.closed_loop import MOST_HELD_NBYTES, nbytes_of
 from pagedkv.simulation.cluster import LATE
 from pagedkv.simulation.cost import CostOrigin
 from pagedkv.simulation.planning import Decision, LoadInterval, PointFigures, PointResult, decide, interval_of
@@ -61,7 +62,6 @@ from pagedkv.simulation.planning.decision import (
     settings_of,
 )
 from pagedkv.simulation.planning.figures import FAILS, TOO_SHORT, busiest_and_quietest
-from pagedkv.simulation.planning.resampling import MOST_HELD_NBYTES, nbytes_of
 from pagedkv.simulation.planning.searching import limit_of
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def plan(
         raise ConfigurationError(f"--report and --json both go to {page}: name two files")
     with working("Reading the trace"):
         digest = digest_of_files(traces)
+        axes = axes.with_loop(traces)
         facts = _planned(traces, axes)
         renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
@@ -490,8 +491,8 @@ def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[
 def _arrivals(axes: PlanAxes) -> str:
     if axes.closed_loop:
         return (
-            "closed loop: sessions begin as recorded, each further turn a think time after the answer before it (the "
-            f"recorded gap less the answer at {axes.answer_speed:g} tokens a second)"
+            "closed loop: sessions begin as recorded, each further turn a pause after the answers for which it waits "
+            f"(as recorded; else the recorded gap less the answer at {axes.answer_speed:g} tokens a second)"
         )
     return "open loop: requests arrive as recorded, however long the answers before them take"
 

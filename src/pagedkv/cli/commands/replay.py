@@ -13,7 +13,15 @@ from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.options import InspectOptions, command, flag, option
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import working
-from pagedkv.cli.serving import Follow, ServedTrace, ServingOptions, TierOptions, parts_as_dict, serve_trace
+from pagedkv.cli.serving import (
+    CLOSED_LOOP,
+    Follow,
+    ServedTrace,
+    ServingOptions,
+    TierOptions,
+    parts_as_dict,
+    serve_trace,
+)
 from pagedkv.cli.tables import print_first, print_numbers, print_table, print_warnings, share, show, show_parts
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
@@ -146,6 +154,7 @@ def print_served(title: str, served: ServedTrace) -> None:
     print_first(need_of(result.as_dict()).sentence)
     print_warnings(served.warnings)
     facts = [("read as", served.read_as)] if served.read_as else []
+    facts += [("arrivals", CLOSED_LOOP)] if served.is_closed else []
     facts += [
         *_requests(result),
         *_hits(result),

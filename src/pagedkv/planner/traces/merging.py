@@ -102,7 +102,8 @@ def _on_common_clock(session: Iterable[Request], start_s: float, max_gap_s: floa
         local_s = request.arrival_s
         # The larger one: a rounding error must not let arrivals fall.
         arrival_s = max(arrival_s, round(start_s + local_s - cut_s, NUM_DECIMALS))
-        yield replace(request, arrival_s=arrival_s)
+        pause_s = request.pause_s if max_gap_s is None or request.pause_s is None else min(max_gap_s, request.pause_s)
+        yield replace(request, arrival_s=arrival_s, pause_s=pause_s)
 
 
 def _require_time(name: str, value_s: float) -> None:

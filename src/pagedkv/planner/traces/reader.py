@@ -173,6 +173,11 @@ class TraceReader:
         """
         return self._format.session_per_row
 
+    @property
+    def is_of_agents(self) -> bool:
+        """Whether turns wait for the answers before them, which a replay keeps. Raises TraceError as above."""
+        return self._format.is_of_agents
+
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests in file order, those of a trace of sessions session by session."""
         if self._arrivals is None:

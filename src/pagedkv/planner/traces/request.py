@@ -160,6 +160,9 @@ class Request:
         output_token_ids: int32 ``[output_length]`` if the trace has these too.
         tenant: a customer, a team, or one of several logs, if known.
         salt: blocks with equal tokens and different salts are different; None: no salt.
+        waits_for: sessions (agents) whose requests before this one had to end first, where the trace shows it; empty:
+            its own session alone.
+        pause_s: recorded seconds from these ends to its arrival; None: not recorded.
     """
 
     arrival_s: float
@@ -174,6 +177,8 @@ class Request:
     output_token_ids: npt.NDArray[np.int32] | None = None
     tenant: str | None = None
     salt: str | None = None
+    waits_for: tuple[str, ...] = ()
+    pause_s: float | None = None
 
     @property
     def has_content(self) -> bool:

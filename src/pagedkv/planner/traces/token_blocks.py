@@ -540,9 +540,10 @@ def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None 
     size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
     if size < 1:
         raise ConfigurationError(f"`block_size` must be at least 1 token, got {size}")
-    for request in requests:
-        session = None if request.session is None else _name(salt, request.session)
-        tenant = None if request.tenant is None else _name(salt, request.tenant)
+    for named in requests:
+        session = None if named.session is None else _name(salt, named.session)
+        tenant = None if named.tenant is None else _name(salt, named.tenant)
+        request = replace(named, waits_for=tuple(_name(salt, each) for each in named.waits_for))
         if request.prompt_token_ids is None:
             known = request.block_size or (size if request.block_ids is None else 0)  # else for the header
             yield replace(request, session=session, tenant=tenant, block_size=known, output_token_ids=None)

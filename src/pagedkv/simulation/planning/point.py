@@ -1,53 +1,24 @@
 """run_point(): serves one setting with the production space and scheduler, by arrivals in open or closed loop.
 
-Open loop: requests arrive by the trace's clock, accelerated by the load; a slow server falls behind. Closed loop: a
-session begins as recorded, on the same clock, and its next turn arrives a think time after the end of the previous
-answer in the replay. Think times do not depend on the load, since more users do not think faster. A trace has the times
-of turns, not the ends of answers. So the think time is the recorded gap minus the answer's duration at a stated number
-of tokens a second, or 0 if the answer takes longer. Requests without a session are sessions of their own.
-Figures are equal in every process.
+Open loop: requests arrive by the trace's clock, accelerated by the load; a slow server falls behind. Closed loop: turns
+wait for the answers before them (:mod:`pagedkv.simulation.closed_loop`). Figures are equal in every process.
 """
 
-import heapq
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
+from pagedkv.simulation.closed_loop import ClosedLoop, serve_closed
 from pagedkv.simulation.cluster import ClusterSetting, VirtualCluster
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.meters import RequestLog
 from pagedkv.simulation.planning.figures import Bounds, ClusterSummary, Division, PointFigures, figures_of, parts_of
-from pagedkv.simulation.planning.resampling import resampled, sessions_of
+from pagedkv.simulation.planning.resampling import resampled
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedLoop:
-    """Turns wait for the previous answer.
-
-    Args:
-        answer_tokens_per_s: tokens a second of answers when the trace was recorded.
-
-    Raises:
-        ConfigurationError: the speed is not positive.
-    """
-
-    answer_tokens_per_s: float = 50.0
-
-    def __post_init__(self) -> None:
-        """Check the speed."""
-        if not 0 < self.answer_tokens_per_s < float("inf"):
-            raise ConfigurationError(f"`answer_tokens_per_s` must be positive, got {self.answer_tokens_per_s}")
-
-    def think_s(self, earlier: Request, later: Request) -> float:
-        """Return the seconds from the end of an answer to the next turn, as recorded."""
-        answer_s = earlier.output_length / self.answer_tokens_per_s
-        return max(0.0, later.arrival_s - earlier.arrival_s - answer_s)
 
 
 def serve_open(clock: VirtualClock, requests: Iterable[Request], show: Callable[[], None]) -> None:
@@ -56,47 +27,6 @@ def serve_open(clock: VirtualClock, requests: Iterable[Request], show: Callable[
         clock.offer(request)
         show()
     clock.finish()
-
-
-def serve_closed(  # noqa: PLR0913 - the server, the requests, and the rules of arrival
-    clock: VirtualClock,
-    log: RequestLog,
-    requests: Iterable[Request],
-    *,
-    loop: ClosedLoop,
-    load: float,
-    show: Callable[[], None],
-) -> None:
-    """Serve sessions, each turn after the previous answer.
-
-    Args:
-        clock: a clock with a load of 1; ``log`` is its meters.
-        log: records the requests that have ended.
-        requests: all requests; they are kept in memory.
-        loop: determines think times.
-        load: factor by which sessions begin faster.
-        show: called after each arrival.
-
-    Raises:
-        ConfigurationError: the requests do not fit in half a GiB.
-    """
-    sessions = sessions_of(requests, "`closed_loop`")
-    arrivals = [(session[0].arrival_s / load, place) for place, session in enumerate(sessions)]
-    heapq.heapify(arrivals)
-    session_of: dict[int, int] = {}
-    while arrivals or session_of:
-        next_s = arrivals[0][0] if arrivals else math.inf
-        if not clock.run_step(next_s):
-            arrival_s, place = heapq.heappop(arrivals)
-            session_of[clock.num_requests] = place
-            clock.offer(replace(sessions[place][0], arrival_s=arrival_s))
-            show()
-        for number in log.take_ended():
-            place = session_of.pop(number)
-            earlier = sessions[place].popleft()
-            if sessions[place]:
-                think_s = loop.think_s(earlier, sessions[place][0])
-                heapq.heappush(arrivals, (clock.now_s + think_s, place))
 
 
 OPEN: Final = None
@@ -171,8 +101,8 @@ def run_point(
         clock = VirtualClock(config, point.costs, space, log)
         serve_open(clock, requests, show)
     else:
-        clock = VirtualClock(replace(config, load=1.0), point.costs, space, log, uses_queue_file=False)
-        serve_closed(clock, log, requests, loop=point.loop, load=config.load, show=show)
+        clock = VirtualClock(config, point.costs, space, log, uses_queue_file=False)
+        serve_closed(clock, log.take_ended, requests, loop=point.loop, load=config.load, show=show)
     return figures_of(log, point.bounds, clock.peak_live, parts_of(log, point.bounds, division, config.load))
 
 

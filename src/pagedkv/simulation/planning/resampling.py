@@ -8,48 +8,32 @@ A span that is drawn twice would hit its own copy. So each copy has a salt of it
 what their sessions share in the trace, and nothing with the first.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
+from pagedkv.simulation.closed_loop import held
 
-MOST_HELD_NBYTES: Final = 512 * 2**20
-REQUEST_NBYTES: Final = 400
-"""Bytes of a request in memory, without its ids."""
 NUM_SPANS: Final = 12
 
 
-def nbytes_of(request: Request) -> int:
-    """Return the bytes of a request in memory."""
-    contents = (request.block_ids, request.prompt_token_ids, request.output_token_ids)
-    return REQUEST_NBYTES + sum(each.nbytes for each in contents if each is not None)
-
-
-def sessions_of(requests: Iterable[Request], why: str) -> list[deque[Request]]:
+def _sessions(requests: Iterable[Request]) -> list[list[Request]]:
     """Group requests by session, in order of their beginnings; a request without a session is one by itself.
 
-    Args:
-        requests: in order of arrival.
-        why: what keeps them in memory, for the error.
-
-    Raises:
-        ConfigurationError: the requests do not fit in half a GiB.
+    A subagent's requests are of the session for which its first one waits.
     """
-    sessions: defaultdict[object, deque[Request]] = defaultdict(deque)
-    nbytes = 0
+    sessions: defaultdict[object, list[Request]] = defaultdict(list)
+    sessions_by_agent: dict[str, object] = {}
     for number, request in enumerate(requests):
-        nbytes += nbytes_of(request)
-        if nbytes > MOST_HELD_NBYTES:
-            raise ConfigurationError(
-                f"{why} keeps all requests in memory, and the first {number:,} take {MOST_HELD_NBYTES >> 20} MiB: take "
-                "fewer (`limit`), or leave it out"
-            )
-        sessions[number if request.session is None else request.session].append(request)
+        session: object = number
+        if request.session is not None:
+            parent = request.waits_for[0] if request.waits_for else request.session
+            session = sessions_by_agent.setdefault(request.session, sessions_by_agent.get(parent, request.session))
+        sessions[session].append(request)
     return list(sessions.values())
 
 
@@ -59,13 +43,13 @@ def resampled(requests: Iterable[Request], seed: int) -> list[Request]:
     Raises:
         ConfigurationError: the requests do not fit in half a GiB.
     """
-    sessions = sessions_of(requests, "`resamples`")
+    sessions = _sessions(held(requests, "`resamples`"))
     if not sessions:
         return []
     start_s = sessions[0][0].arrival_s
     end_s = max(session[-1].arrival_s for session in sessions)
     span_s = max((end_s - start_s) / NUM_SPANS, np.finfo(float).tiny)
-    by_span: defaultdict[int, list[deque[Request]]] = defaultdict(list)
+    by_span: defaultdict[int, list[list[Request]]] = defaultdict(list)
     for session in sessions:
         by_span[min(NUM_SPANS - 1, int((session[0].arrival_s - start_s) / span_s))].append(session)
     drawn: list[Request] = []
@@ -87,4 +71,6 @@ def _copied(request: Request, arrival_s: float, copy: int) -> Request:
     if not copy:
         return replace(request, arrival_s=arrival_s)
     session = None if request.session is None else f"{request.session} copy {copy}"
-    return replace(request, arrival_s=arrival_s, session=session, salt=f"{request.salt or ''} copy {copy}")
+    waits_for = tuple(f"{each} copy {copy}" for each in request.waits_for)
+    salt = f"{request.salt or ''} copy {copy}"
+    return replace(request, arrival_s=arrival_s, session=session, waits_for=waits_for, salt=salt)

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.planner.traces.clocks import ArrivalClock, ArrivalOrder
+from pagedkv.planner.traces.formats.agent_waits import AgentCall, Wait, waits_of
 from pagedkv.planner.traces.formats.calls import name_under
 from pagedkv.planner.traces.formats.parsing import (
     FIX_THE_ROW,
@@ -225,6 +226,7 @@ class PagedkvRows(RowFormat):
         check_range(line, "input_length", input_length, 1, MAX_LENGTH)
         check_range(line, "output_length", output_length, 0, MAX_LENGTH)
         check_range(line, "arrival_s", row.arrival_s, 0, MAX_ARRIVAL_S)
+        check_range(line, "pause_s", row.pause_s or 0.0, 0, MAX_ARRIVAL_S)
         check_range(line, "num_samples", row.num_samples, 1, MAX_NUM_SAMPLES)
         check_range(line, "priority", row.priority, -MAX_PRIORITY - 1, MAX_PRIORITY)
         self._check_prompt(line, row, input_length)
@@ -276,6 +278,8 @@ def _length(line: Line, key: str, given: int | None, tokens_key: str, token_ids:
 class _SessionRequest(Lengths):
     t: float
     hash_runs: list[tuple[int, int]]
+    agent: int = 0
+    api_time: float | None = None
 
 
 class _SessionRow(msgspec.Struct):
@@ -287,6 +291,8 @@ class _SessionRow(msgspec.Struct):
 class SessionRows(RowFormat):
     """Reads ``session``, ``block_size``, ``requests`` with ``t`` (s), lengths, ``hash_runs`` of full blocks.
 
+    Requests may have ``api_time``, the seconds of their answers, and an ``agent``: 0, or the number of a subagent.
+
     The names and lines of all sessions are remembered, since names must be unique.
 
     Args:
@@ -295,6 +301,7 @@ class SessionRows(RowFormat):
     """
 
     session_per_row = True
+    is_of_agents = True
 
     def __init__(self, block_size: int | None, *, any_order: bool = False) -> None:
         self._given_block_size = block_size
@@ -325,7 +332,14 @@ class SessionRows(RowFormat):
         )
         if self._any_order:
             row.requests.sort(key=attrgetter("t"))
-        return (_request(request, row.session, block_size, offset) for request in row.requests)
+        calls = [
+            AgentCall(_agent_name(row.session, each.agent), row.session if each.agent else None, each.t, each.api_time)
+            for each in row.requests
+        ]
+        return (
+            _request(request, call.agent, block_size, offset, wait)
+            for request, call, wait in zip(row.requests, calls, waits_of(calls), strict=True)
+        )
 
     def _remember(self, line: Line, session: str) -> None:
         first = self._lines_by_session.setdefault(session, line.number)
@@ -339,6 +353,7 @@ class SessionRows(RowFormat):
         for number, request in enumerate(row.requests, 1):
             where = f"request {number}: "
             check_row(line, request, request.t, where)
+            check_range(line, f"{where}api_time", request.api_time or 0.0, 0, MAX_ARRIVAL_S)
             num_ids = count_ids(line, request.hash_runs, self._id_offset)
             if num_ids != request.input_length // block_size:
                 raise wrong_number_of_ids(line, request.input_length, num_ids, block_size, where)
@@ -346,8 +361,13 @@ class SessionRows(RowFormat):
                 order.follow(line, request.t, where)
 
 
-def _request(request: _SessionRequest, session: str, block_size: int, offset: int) -> Request:
-    return _request_of(request.t, request, expand_runs(request.hash_runs) + offset, block_size, session)
+def _request(request: _SessionRequest, session: str, block_size: int, offset: int, wait: Wait) -> Request:
+    made = _request_of(request.t, request, expand_runs(request.hash_runs) + offset, block_size, session)
+    return replace(made, waits_for=wait.agents, pause_s=wait.pause_s)
+
+
+def _agent_name(session: str, agent: int) -> str:
+    return f"{session} agent {agent}" if agent else session
 
 
 class _WekaRequest(msgspec.Struct, rename={"num_prompt": "in", "num_output": "out"}):
@@ -357,6 +377,7 @@ class _WekaRequest(msgspec.Struct, rename={"num_prompt": "in", "num_output": "ou
     num_prompt: int = 0
     num_output: int = 0
     hash_ids: _BlockIds = []
+    api_time: float | None = None
     requests: "list[_WekaRequest] | None" = None
 
 
@@ -390,28 +411,42 @@ class WekaRows(SessionRows):
         self._remember(line, row.id)
         block_size = self._given_block_size or row.block_size
         check_range(line, "block_size", block_size, 1, MAX_LENGTH)
-        made: list[Request] = []
+        made: list[tuple[AgentCall, Request]] = []
         offset = behind = self._id_offset
         for number, (agent, begin_s, requests) in enumerate(_agents(row.requests, 0.0, "")):
             if number and row.hash_id_scope == PER_CONTEXT:
                 offset = behind
-            session = f"{row.id} {agent}".strip()
+            session, parent = _weka_names(row.id, agent)
             for place, request in enumerate(requests, 1):
                 where = f"{agent} request {place}: ".lstrip()
                 lengths = Lengths(request.num_prompt, request.num_output)
                 check_row(line, lengths, begin_s + request.t, where)
+                check_range(line, f"{where}api_time", request.api_time or 0.0, 0, MAX_ARRIVAL_S)
                 num_ids, num_full = len(request.hash_ids), request.num_prompt // block_size
                 if num_ids not in {num_full, -(-request.num_prompt // block_size)}:
                     raise wrong_number_of_ids(line, request.num_prompt, num_ids, block_size, where)
                 ids = np.array(request.hash_ids, np.int64)
                 behind = max(behind, offset + 1 + int(ids.max(initial=-1)))
-                made.append(_request_of(begin_s + request.t, lengths, ids + offset, block_size, session))
+                call = AgentCall(session, parent, begin_s + request.t, request.api_time)
+                made.append((call, _request_of(call.begin_s, lengths, ids + offset, block_size, session)))
         self._id_offset = behind
-        made.sort(key=attrgetter("arrival_s"))
-        return iter(made)
+        made.sort(key=lambda pair: pair[0].begin_s)
+        waits = waits_of([call for call, _ in made])
+        return (
+            replace(request, waits_for=wait.agents, pause_s=wait.pause_s)
+            for (_, request), wait in zip(made, waits, strict=True)
+        )
 
 
 PER_CONTEXT: Final = "per_context"
+
+
+def _weka_names(session: str, agent: str) -> tuple[str, str | None]:
+    """Return the names of an agent and of its parent; those of subagents are "agent 1", "agent 1.2"."""
+    if not agent:
+        return session, None
+    parent = agent.rpartition(".")[0]
+    return f"{session} {agent}", f"{session} {parent}".strip()
 
 
 def _agents(requests: list[_WekaRequest], begin_s: float, name: str) -> Iterator[tuple[str, float, list[_WekaRequest]]]:
@@ -509,6 +544,7 @@ class TenantRows(RowFormat):
         self._field = field
         self.starts_with_header = rows.starts_with_header
         self.session_per_row = rows.session_per_row
+        self.is_of_agents = rows.is_of_agents
 
     @property
     def recognised(self) -> str:

@@ -158,6 +158,9 @@ class RowFormat(Protocol):
     session_per_row: bool = False
     """Whether a line is a whole session, with sorted arrivals on the session's own clock."""
 
+    is_of_agents: bool = False
+    """Whether the turns of a session are known to wait for the answers before them."""
+
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users, with the unit of its times and the way texts become tokens."""
@@ -211,6 +214,8 @@ class TraceRow(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     output_length: int | None = None
     num_samples: int = 1
     priority: int = 0
+    waits_for: list[SessionName] = []
+    pause_s: float | None = None
     block_runs: list[tuple[int, int]] | None = None
     block_ids: list[_BlockId] | None = None
     token_ids: list[_TokenId] | None = None
@@ -231,6 +236,8 @@ def row_of(request: Request) -> TraceRow:
         output_length=request.output_length,
         num_samples=request.num_samples,
         priority=request.priority,
+        waits_for=list(request.waits_for),
+        pause_s=request.pause_s,
         block_runs=None if block_ids is None else run_lengths(block_ids),
         token_ids=_listed(request.prompt_token_ids),
         output_token_ids=_listed(request.output_token_ids),
@@ -251,6 +258,8 @@ def request_of(row: TraceRow, input_length: int, output_length: int, block_size:
         prompt_token_ids=_as_array(row.token_ids),
         output_token_ids=_as_array(row.output_token_ids),
         tenant=row.tenant,
+        waits_for=tuple(row.waits_for),
+        pause_s=row.pause_s,
     )
 
 
