@@ -55,6 +55,10 @@ def test_auto_goes_by_the_markers_of_the_template(name: str) -> None:
     assert parser_name("llama3_json", Templated(TEMPLATES[name])) == "llama3_json"
 
 
+def test_a_fence_in_another_template_is_no_marker() -> None:
+    assert parser_name("auto", Templated("answer in ```json\n" + TEMPLATES["hermes"])) == "hermes"
+
+
 def test_without_a_template_there_is_only_text() -> None:
     assert parser_name("auto", None) == "none"
     parser = parser_for("auto", None, tools=TOOLS, reasoning="auto", id_source=str)

@@ -358,14 +358,15 @@ class CallFormat:
     Args:
         read: reads an answer to its end.
         rules: of forced calls; None: calls of this format cannot be forced.
-        template_markers: a chat template with one of them uses this format; none: it is taken by its name alone.
+        template_markers: a chat template with all texts of one of them uses this format; none: it is taken by its name
+            alone.
         new_call_id: makes the identity of a call.
         preamble: writes the rule of what stands before a constrained answer; None: nothing does.
     """
 
     read: Callable[[CallReader], Steps[None]]
     rules: WriteRules | None
-    template_markers: tuple[str, ...] = ()
+    template_markers: tuple[tuple[str, ...], ...] = ()
     new_call_id: Callable[[IdSource], str] = openai_call_id
     preamble: Callable[[Marker], str] | None = None
 

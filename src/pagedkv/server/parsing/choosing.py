@@ -185,7 +185,7 @@ def parser_name(name: str | None, tokenizer: object) -> str:
         return OTHER_NAMES.get(str(name), str(name))
     template = _tool_template(tokenizer)
     for known, each in FORMATS.items():
-        if any(marker in template for marker in each.template_markers):
+        if any(all(text in template for text in texts) for texts in each.template_markers):
             return known
     return "none"
 

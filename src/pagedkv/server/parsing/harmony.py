@@ -91,4 +91,4 @@ def _thought_rules(marker: Marker) -> str:
     return f'thoughts: {opening} thought {marker(START)} "assistant"\n{text_rule("thought", END, marker, others)}'
 
 
-HARMONY_FORMAT: Final = CallFormat(read_harmony, _call_rules, (CHANNEL,), preamble=_final_rules)
+HARMONY_FORMAT: Final = CallFormat(read_harmony, _call_rules, ((CHANNEL,),), preamble=_final_rules)

@@ -126,7 +126,7 @@ def _hermes_rules(functions: Functions, marker: Marker, schema: SchemaRule, *, s
 HERMES_FORMAT: Final = CallFormat(
     between_markers(HERMES[:1], HERMES[1:], _read_object),
     _hermes_rules,
-    ('<tool_call>\\n{"name"', "<tool_call>\n{", "<tool_call>{"),
+    (('<tool_call>\\n{"name"',), ("<tool_call>\n{",), ("<tool_call>{",)),
 )
 
 
@@ -155,7 +155,7 @@ def _llama_rules(functions: Functions, _marker: Marker, schema: SchemaRule, *, s
     return f"answer: call{more}\ncall: {object_rules(functions, 'parameters', schema)}\n"
 
 
-LLAMA_FORMAT: Final = CallFormat(_read_llama, _llama_rules, (LLAMA_MARKER, '"parameters": '))
+LLAMA_FORMAT: Final = CallFormat(_read_llama, _llama_rules, ((LLAMA_MARKER,), ('"parameters": ',)))
 
 
 def _read_mistral(reader: CallReader) -> Steps[None]:
@@ -238,7 +238,7 @@ def _is_again(reader: CallReader, is_marker: bool) -> bool:  # noqa: FBT001 - wh
     return is_marker
 
 
-MISTRAL_FORMAT: Final = CallFormat(_read_mistral, _mistral_rules, (MISTRAL_MARKER,), mistral_call_id)
+MISTRAL_FORMAT: Final = CallFormat(_read_mistral, _mistral_rules, ((MISTRAL_MARKER,),), mistral_call_id)
 
 
 def _read_array(reader: CallReader) -> Steps[bool]:
@@ -255,7 +255,7 @@ def _granite_rules(functions: Functions, marker: Marker, schema: SchemaRule, *, 
 
 
 GRANITE_FORMAT: Final = CallFormat(
-    between_markers((GRANITE_MARKER, HERMES[0]), (), _read_array), _granite_rules, (GRANITE_MARKER,)
+    between_markers((GRANITE_MARKER, HERMES[0]), (), _read_array), _granite_rules, ((GRANITE_MARKER,),)
 )
 
 
@@ -310,12 +310,12 @@ _DEEPSEEK_ENDS: Final = (DEEPSEEK_CALL[1], DEEPSEEK_SECTION[1])
 DEEPSEEK_V3_FORMAT: Final = CallFormat(
     between_markers(DEEPSEEK_CALL[:1], _DEEPSEEK_ENDS, _read_fenced, sections=DEEPSEEK_SECTION[:1]),
     _fenced_rules,
-    ("'```json'", "```json\\n' + tool", "```json\n"),
+    ((DEEPSEEK_NAME_END, FENCE[0]),),
 )
 DEEPSEEK_V31_FORMAT: Final = CallFormat(
     between_markers(DEEPSEEK_CALL[:1], _DEEPSEEK_ENDS, _read_headed, sections=DEEPSEEK_SECTION[:1]),
     _headed_rules,
-    (DEEPSEEK_NAME_END,),
+    ((DEEPSEEK_NAME_END,),),
 )
 
 
@@ -343,5 +343,5 @@ def _kimi_rules(functions: Functions, marker: Marker, schema: SchemaRule, *, sev
 KIMI_FORMAT: Final = CallFormat(
     between_markers(KIMI_CALL[:1], (KIMI_CALL[1], KIMI_SECTION[1]), _read_kimi, sections=KIMI_SECTION[:1]),
     _kimi_rules,
-    (KIMI_CALL[0],),
+    ((KIMI_CALL[0],),),
 )

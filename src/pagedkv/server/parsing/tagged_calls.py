@@ -256,5 +256,5 @@ def _rules(calls: str, marker: Marker, tags: Tags, *, several: bool) -> str:
     return f"answer: call{more}\ncall: {begin} ({calls}) {end}\n{text_rule('text', tags.value_end, marker)}"
 
 
-QWEN_FORMAT: Final = CallFormat(_read_qwen, _qwen_rules, (FUNCTION,))
-GLM_FORMAT: Final = CallFormat(_read_glm, _glm_rules, (GLM_TAGS.key,))
+QWEN_FORMAT: Final = CallFormat(_read_qwen, _qwen_rules, ((FUNCTION,),))
+GLM_FORMAT: Final = CallFormat(_read_glm, _glm_rules, ((GLM_TAGS.key,),))
