@@ -89,6 +89,7 @@ class DeclaredModel(StepModel):
         """
         sequence.is_plain = False
         labels = self.device.labels
+        labels.is_doubted |= sequence.num_hit > 0 and self.epoch > 0  # it may continue what older weights computed
         for group in labels.groups:
             table = sequence.tables[group.index]
             for position in group.present(table, len(sequence.tokens)):

@@ -41,6 +41,7 @@ CAUSES_OF: Final = {  # by how the note of the operation begins
     "swap in": GONE_BY_PRESSURE,
     "load": GONE_BY_PRESSURE,
     "evict": GONE_BY_PRESSURE,
+    "keep states": GONE_BY_PRESSURE,
     "touch": frozenset(),
 }
 ANYTHING: Final = GONE_BY_PRESSURE | REPLACED | NEVER_THERE

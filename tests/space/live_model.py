@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pagedkv import BlockSpace, Load, PoolStatistics, SpaceConfig, SpaceStatistics
+from pagedkv import BlockSpace, Load, PoolStatistics, SpaceConfig, SpaceStatistics, Ticket
 from pagedkv.contract.answers import CacheEventKind, Shortage
 from tests.space.memory_model import Device, Move, Place, Step, host
 from tests.space.new_blocks_model import NewBlocksModel
@@ -19,7 +19,7 @@ from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Statu
 from tests.space.tenant_model import Needs, Tenant, TenantModel
 from tests.space.waiting_model import Holder, WaitingModel
 
-__all__ = ["LiveModel", "ModelLoad", "Refusal", "num_holders"]
+__all__ = ["LiveModel", "ModelKeptState", "ModelLoad", "Refusal", "num_holders"]
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +41,32 @@ class ModelLoad:
     epochs: tuple[int, int] = (0, 0)
 
 
+@dataclass(eq=False, slots=True)
+class ModelKeptState:
+    """A block for a state inside a chunk.
+
+    Args:
+        sequence: the sequence that computes it; position: tokens that the state covers.
+        group: its group; block: the block.
+        ticket: the space's reference, by which it is seen whether the block is still reserved.
+        step_id: the step that computes it; 0 before it is planned.
+        last_step: the last step for which the block waits after that: none.
+    """
+
+    sequence: ModelSequence
+    position: int
+    group: GroupRule
+    block: int
+    ticket: Ticket
+    step_id: int = 0
+    last_step: int = 0
+
+    @property
+    def place(self) -> Place:
+        """The block, with its pool."""
+        return self.group.pool, self.block
+
+
 class Refusal(NamedTuple):
     """Whether an operation is refused: for sure, or perhaps, where it depends on which of several rows computes."""
 
@@ -55,6 +81,7 @@ class LiveModel:
         sequences: live sequences by row.
         ran: steps that the device has run and that are not acknowledged; planned: steps still to run. In order.
         loads: prefixes that are brought from elsewhere.
+        kept_states: blocks for states inside chunks.
         open_moves: what the open step's plan will copy or swap.
         statistics: the space's, after the last operation.
         epoch: of the weights, where epochs are counted.
@@ -87,6 +114,7 @@ class LiveModel:
         self.num_plans = 0
         self.open_moves: list[Move] = []
         self.loads: list[ModelLoad] = []
+        self.kept_states: list[ModelKeptState] = []
         self.in_use: dict[str, set[int]] = {label: set() for label in labelled}
         self.named: dict[str, dict[tuple[int, int], bytes]] = {pool: {} for pool in blocks}
         self.waiting = WaitingModel(self.in_use, in_order=config.in_order)
@@ -205,6 +233,10 @@ class LiveModel:
                 self.in_use[label].add(block)
         held: dict[Holder, set[Place]] = {sequence: self.places(sequence) for sequence in self.sequences.values()}
         held.update((load, load.places) for load in self.loads)
+        self.kept_states = [kept for kept in self.kept_states if kept.ticket in self.space._state.held]
+        held.update((kept, {kept.place}) for kept in self.kept_states)
+        for kept in self.kept_states:
+            self.in_use[kept.group.pool].add(kept.block)
         self.waiting.follow(held, self.open_moves, self.num_plans + 1)
         self.tenants.follow(
             {pool: self.in_use[pool] | self.waiting.blocks(pool, self.num_settled) for pool in self.named}

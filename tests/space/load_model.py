@@ -1,8 +1,9 @@
 """Loads: what reserving a prefix that comes from elsewhere must hold, and what finishing it leaves."""
 
-from pagedkv import Load, Shortage
+from pagedkv import KeptState, Load, Shortage
 from pagedkv.contract.keys import RequestKeys
-from tests.space.live_model import LiveModel, ModelLoad
+from tests.space.live_model import LiveModel, ModelKeptState, ModelLoad
+from tests.space.sequence_model import ModelSequence
 from tests.space.tenant_model import Tenant
 
 __all__ = ["LoadModel"]
@@ -47,6 +48,19 @@ class LoadModel(LiveModel):
                 assert (group.pool, block) in places
         self.loads.append(ModelLoad(answer, prefixes, places, epochs=epochs))
         self.seen["load"] += 1
+
+    def keep(self, sequence: ModelSequence, position: int, answer: tuple[KeptState, ...]) -> None:
+        """Blocks were taken for states: of each group whose interval does not end there."""
+        self.payer = sequence.tenant
+        states = [group for group in self.groups if group.is_state and not group.stays_out]
+        assert [kept.group for kept in answer] == [group.index for group in states if position % group.block_size]
+        held = self.space._state.held
+        for kept in answer:
+            self.hand_out(kept.pool, kept.block_id)
+            self.new_blocks.open.discard((kept.pool, kept.block_id))
+            (ticket,) = (each for each, blocks in held.items() if each.pool == kept.pool and kept.block_id in blocks)
+            group = self.groups[kept.group]
+            self.kept_states.append(ModelKeptState(sequence, position, group, kept.block_id, ticket))
 
     def arrived(self, load: ModelLoad, num_tokens: int) -> None:
         """The caller has filled the blocks, up to a position."""

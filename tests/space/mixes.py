@@ -143,7 +143,7 @@ EXTRA_BLOCKS = 40
 ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "several steps in flight", "truncate"})
 CACHED = ALWAYS | {"hit", "eviction"}
 SWAPPING = frozenset({"swap out", "swap in"})
-KEEPING = frozenset({"chunk to a checkpoint", "kept state hit"})
+KEEPING = frozenset({"chunk to a checkpoint", "kept state hit", "state kept inside"})
 SHARING = frozenset({"recharged", "at its cap", "tenant's shortage", "new limits", "new tenant", "tenant removed"})
 INSIDE = frozenset({"partial hit"})  # with states none: in these mixes they are kept where blocks end
 

@@ -27,6 +27,7 @@ from pagedkv.errors import (
     SequenceError,
     SharedPrefixError,
     StepError,
+    TokenError,
     TooManySequencesError,
     TruncationError,
 )
@@ -263,6 +264,25 @@ class SpaceOperations(RuleBasedStateMachine):
         told = [(move.source[1], move.target[1]) for move in copied if move.target[0] == first]
         assert sorted(answer) == sorted(told)
 
+    def keep_state(self, sequence: ModelSequence, position: int) -> None:
+        """Keep the state at a position of a row that the open step is to compute; what it is not to, is refused."""
+        model = self.model
+        self._note(f"keep states of row {sequence.row} at {position}")
+        try:
+            answer = self.space.keep_states(sequence.row, position)
+        except TokenError as error:
+            self._answered(error)
+            assert position <= len(sequence.tokens) or position > model.config.max_tokens
+            model.require_unchanged()
+            return
+        self._answered(answer)
+        if isinstance(answer, Shortage):
+            assert answer.num_free == model.num_free(answer.pool)
+            model.require_unchanged()
+            return
+        assert position > sequence.num_planned
+        model.keep(sequence, position, answer)
+
     def truncate_rows(self, batch: list[ModelSequence], lengths: list[int]) -> None:
         """Roll rows back: rejected drafts, or what the space must refuse."""
         errors = {
@@ -324,7 +344,15 @@ class SpaceOperations(RuleBasedStateMachine):
             self._answered(caught.value)
             model.require_unchanged()
             return
-        children = self.space.fork(parent.row, num_children).tolist()
+        try:
+            children = self.space.fork(parent.row, num_children).tolist()
+        except SequenceError as error:  # of a row that was moved before others computed what it shares
+            self._answered(error)
+            assert model.is_recurrent
+            assert parent.is_sharer
+            assert not parent.is_planned, "a row was not forked though all of it is planned"
+            model.require_unchanged()
+            return
         self._answered(f"rows {children}")
         model.forked(parent, children)
 

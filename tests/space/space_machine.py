@@ -200,6 +200,32 @@ class SpaceMachine(SpaceOperations):
         """Append the next chunk of a prompt to one row."""
         self.append_tokens(self._choose(self.model.running, [place]), [tokens])
 
+    @precondition(lambda self: self.mix.keeps_states and self.model.running)
+    @rule(place=PLACE, ahead=st.integers(-2, 14), tokens=CHUNK, more=TOKENS)
+    def append_over_kept_states(self, place: int, ahead: int, tokens: list[int], more: list[int]) -> None:
+        """Name a position before or inside the next chunk of a row, and append that."""
+        (sequence,) = self._choose(self.model.running, [place])
+        self.keep_state(sequence, max(1, len(sequence.tokens) + ahead))
+        self.check()
+        self.append_tokens([sequence], [tokens])
+        if more:
+            self.check()
+            self.append_tokens([sequence], [more])
+
+    @precondition(lambda self: self.mix.keeps_states)
+    @rule(target=prompts, origin=prompts, tokens=CHUNK, position=LENGTH, tenant=TENANT)
+    def allocate_over_kept_states(
+        self, origin: Prompt, tokens: list[int], position: int, tenant: int
+    ) -> MultipleResults[Prompt]:
+        """Admit a prompt, and name a position inside of what it computes."""
+        prompt, before = self._prompt(origin, len(origin[0]), tokens, None), set(self.model.sequences)
+        self.allocate_prompt(prompt, tenant=self.payer(tenant))
+        new = [sequence for sequence in self.model.running if sequence.row not in before]
+        if new:
+            self.check()
+            self.keep_state(new[0], max(1, min(len(prompt[0]), position)))
+        return self._as_origins(prompt, (prompt[0][: position + 1], prompt[1]))
+
     @precondition(lambda self: self.model.running)
     @rule(places=PLACES, back=st.integers(0, 7))
     def truncate(self, places: list[int], back: int) -> None:
@@ -449,6 +475,12 @@ class SpaceMachine(SpaceOperations):
         prompt = self._prompt(origin, cut, tokens, keys)
         answer = self.answers[prompt] = self.match(list(prompt[0]), prompt[1])
         model.check_hit(len(prompt[0]), answer)
+        each = space.match_each(list(prompt[0]), keys=prompt[1])
+        whole = answer.num_whole_tokens - answer.num_replayed
+        assert all(
+            length >= whole - whole % group.block_size or group.stays_out or answer.num_replayed
+            for length, group in zip(each, model.groups, strict=True)
+        )
         told = space.explain(list(prompt[0]), keys=prompt[1])
         assert told.num_hit_tokens == answer.num_tokens or answer.num_replayed
         self.explaining.check(told, list(prompt[0]), prompt[1], is_forged=self.is_forged)

@@ -66,10 +66,38 @@ class StepModel(LiveModel):
         self.waiting.cleared(new, plan.step_id)
         assert sorted(moves_of(plan)) == sorted(self.open_moves), "the moves of a plan are not those of its operations"
         self.new_blocks.close(plan, self.running, self.open_written)
-        self.planned.append(replace(step, touched=frozenset(touched | new)))
+        kept = self._plan_kept_states(plan.step_id, ranges)
+        self.planned.append(replace(step, touched=frozenset(touched | new | kept)))
         self._require_covered(views)
         self.open_moves.clear()
         self.seen["several steps in flight"] += len(self.in_flight) > 1
+
+    def _plan_kept_states(self, step_id: int, ranges: list[tuple[int, int, int]]) -> set[Place]:
+        """Kept states are those of accepted positions that the plan computes; return their blocks."""
+        computed = {row: range(start + 1, end + 1) for row, start, end in ranges}
+        places = set()
+        for kept in self.kept_states:
+            if kept.step_id or kept.ticket not in self.space._state.held:
+                continue
+            sequence = kept.sequence
+            assert self.sequences.get(sequence.row) is sequence, "a state is kept of a sequence that is gone"
+            assert kept.position in computed[sequence.row], "a state is kept that the plan does not compute"
+            assert kept.position <= sequence.num_accepted, "a state of drafts is kept"
+            kept.step_id = step_id
+            places.add(kept.place)
+            self.seen["state kept inside"] += 1
+        return places
+
+    def _write_kept_states(self, step: Step) -> None:
+        """The forward pass writes the states inside chunks into their blocks."""
+        for kept in self.kept_states:
+            if kept.step_id == step.plan.step_id:
+                view, group, last = step.views[kept.sequence.row], kept.group, kept.position - 1
+                index, offset = group.slot(last)
+                number = view.number(group, last)
+                self.device.memory[group.pool][kept.block][offset] = (group.index, number)
+                own = view.tables[group.index][index]
+                self.device.labels.write(group.pool, kept.block, offset, self.device.labels.at(group.pool, own, offset))
 
     def _require_firsts(self, plan: StepPlan, views: dict[int, View]) -> None:
         """The plan has the position from which each row has draft states, if any row of it has them."""
@@ -105,6 +133,7 @@ class StepModel(LiveModel):
             for block in new.block_ids.tolist():
                 self.device.forget((new.pool, block))
         self.device.run(step)
+        self._write_kept_states(step)
         self.device_moved_on()
         for view in step.views.values():
             is_alive = self.sequences.get(view.sequence.row) is view.sequence

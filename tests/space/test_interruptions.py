@@ -203,6 +203,7 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 }
 QUESTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "match": lambda space: space.match(tokens(11)),
+    "match_each": lambda space: space.match_each(tokens(11)),
     "explain": lambda space: space.explain(tokens(30)),
     "can_allocate": lambda space: space.can_allocate(tokens(11)),
     "num_allocatable": lambda space: space.num_allocatable([space.match(tokens(11)), space.match(tokens(30))]),
@@ -255,6 +256,7 @@ STATE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "give a kept state up": lambda space: space.append([0], tokens(40), [40]),
     "hit a kept state": lambda space: space.allocate(tokens(22)),
     "keep a state": lambda space: space.plan_step(),
+    "keep a state inside a chunk": lambda space: space.keep_states(0, 30),
 }
 
 

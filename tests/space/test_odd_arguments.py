@@ -9,11 +9,20 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, BlockSpace, FullAttention, Load, SpaceConfig, TenantLimits, hash_request_tokens
+from pagedkv import (
+    Allocation,
+    BlockSpace,
+    FullAttention,
+    Load,
+    RecurrentState,
+    SpaceConfig,
+    TenantLimits,
+    hash_request_tokens,
+)
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.space import SpaceObserver
 from tests.odd_arguments import calls_of, outcome, parameters_of, public_methods
-from tests.space.spaces import tokens
+from tests.space.spaces import new_space, tokens
 
 PROMPT: Final = tokens(13)
 DIGESTS: Final = np.frombuffer(b"".join(hash_request_tokens(PROMPT, 4)), np.uint8).reshape(-1, 32)
@@ -56,6 +65,11 @@ class Setting:
         load = space.load(tokens(9, 500), 8)
         assert isinstance(load, Load)
         self.load = load
+
+    def row_with_states(self) -> int:
+        """Begin again with a space that has states, and one row."""
+        self.space = new_space(FullAttention(4), RecurrentState(8, pool="device"))
+        return self._allocate(tokens(10))
 
     def _allocate(self, token_ids: Any) -> int:  # noqa: ANN401 - what allocate takes
         allocation = self.space.allocate(token_ids)
@@ -130,11 +144,13 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "generation_or_none": lambda it: {"row": it.running},
     "hold": lambda it: {"block_ids": it.space.block_ids(it.running)[:1], "pool": "device"},
     "invalidate_memory": lambda it: it.space.acknowledge(it.plan.step_id) or {},  # type: ignore[func-returns-value]
+    "keep_states": lambda it: {"row": it.row_with_states(), "position": 12},
     "lease": lambda _: {"token_ids": PROMPT, "until_s": 9.0, "keys": NO_KEYS},
     "lengths": lambda it: {"rows": [it.running]},
     "load": lambda _: {"token_ids": PROMPT, "num_tokens": 12, "keys": NO_KEYS, "epochs": (1, 1), "tenant": None},
     "mark_computed": lambda it: {"rows": [it.other]},
     "match": lambda _: {**PROMPTED, "max_hit_tokens": None, "max_replay_tokens": 0},
+    "match_each": lambda _: {"token_ids": PROMPT, "keys": NO_KEYS},
     "most_blocks": lambda _: {"tenant": "a"},
     "num_allocatable": lambda it: {"matches": [it.match, it.match], "num_lookahead": 0, "tenants": ["a", None]},
     "num_blocks": lambda it: {"rows": [it.running], "group": 0},
@@ -186,7 +202,8 @@ def test_every_public_method_and_every_parameter_has_good_arguments() -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_promise_5_odd_arguments_get_an_error_of_ours(name: str) -> None:
     setting = Setting()
-    getattr(setting.space, name)(**GOOD[name](setting))
+    arguments = GOOD[name](setting)
+    getattr(setting.space, name)(**arguments)
     complaints = []
     setting = Setting()
     good, before = GOOD[name](setting), setting.space.statistics()

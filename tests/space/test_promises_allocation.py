@@ -122,6 +122,7 @@ def running_and_swapped() -> BlockSpace:
 
 QUESTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "match": lambda space: space.match(tokens(11)),
+    "match_each": lambda space: space.match_each(tokens(11)),
     "can_allocate": lambda space: space.can_allocate(tokens(30)),
     "num_allocatable": lambda space: space.num_allocatable([space.match(tokens(11)), space.match(tokens(30))]),
     "can_append": lambda space: space.can_append([0], [50]),

@@ -148,6 +148,20 @@ class Ticket:
     pool: str
 
 
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """A block for the state at a position inside a chunk (:meth:`BlockSpace.keep_states`).
+
+    Args:
+        group: index of the group of states; pool: name of its device pool.
+        block_id: the block into which the open step writes the state.
+    """
+
+    group: int
+    pool: str
+    block_id: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """Blocks that are reserved for a prefix from outside, until :meth:`BlockSpace.finish_load` is called.

@@ -397,9 +397,11 @@ def give_back(state: SpaceState, ticket: Ticket) -> None:
 
 
 def tickets_out(state: SpaceState) -> tuple[Ticket, ...]:
-    """Return the tickets that callers have: all but those of loads."""
-    of_loads = {ticket for loading in state.loads.values() for ticket in loading.tickets}
-    return tuple(ticket for ticket in state.held if ticket not in of_loads)
+    """Return the tickets that callers have: all but those of loads, and of states inside chunks."""
+    others = {ticket for loading in state.loads.values() for ticket in loading.tickets}
+    if state.checkpoints is not None:
+        others |= state.checkpoints.tickets
+    return tuple(ticket for ticket in state.held if ticket not in others)
 
 
 def num_held(state: SpaceState, pool: str) -> int:

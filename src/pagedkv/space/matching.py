@@ -107,7 +107,7 @@ from pagedkv.space.rows import (
     GroupArrays,
 )
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.states import longest_inside_intervals
+from pagedkv.space.states import ends_of_states, longest_inside_intervals, state_at
 from pagedkv.space.steps import read_only
 
 
@@ -184,6 +184,27 @@ def _match_groups(state: SpaceState, prompt: Prompt) -> PrefixHit:
     if state.replaying_groups and prompt.max_replay_tokens:
         ending = longest_with_replay(known, ending.num_tokens) or ending
     return _answer(known, ending)
+
+
+def match_each(state: SpaceState, prompt: Prompt) -> tuple[int, ...]:
+    """Return how many leading tokens each group could serve if no other had to; 0 outside prefix caching."""
+    if not state.config.prefix_caching:
+        return (0,) * len(state.groups)
+    sizes = [lane[0].block_size for lane in state.lanes]
+    extra_ids = [extra_ids_of(state, prompt, size, len(prompt.tokens) // size) for size in sizes]
+    most = prompt.num_hittable
+    longest = dict.fromkeys((group.index for group in state.groups), 0)
+    for group in state.cached_groups:
+        if group.keeps_whole_prefix:
+            longest[group.index] = follow(state, group, prompt, extra_ids[group.lane], most).num_tokens
+    known = find_known(state, prompt, extra_ids, {})
+    for index, lookup in known.lookups.items():
+        end = min(most, lookup.num_known * lookup.group.block_size)
+        longest[index] = state.loops[longest_servable](*lookup.arguments, end, lookup.nothing_seen())
+        if state.checkpoints and lookup.group in state.state_groups:
+            ends = ends_of_states(lookup, longest[index], most, state.checkpoints)
+            longest[index] = max([longest[index], *(end for end in ends if state_at(known, lookup, end))])
+    return tuple(longest.values())
 
 
 def _answer(known: Known, ending: Ending) -> PrefixHit:

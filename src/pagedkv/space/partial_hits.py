@@ -59,13 +59,17 @@ def longest_inside_blocks(known: Known, ending: Ending) -> Ending:
     longer = _longest(known, ending)
     if longer is ending:
         return ending  # at a sequence's end it lies inside blocks already
+    if (checkpoints := known.state.checkpoints) is not None:
+        return longer._replace(num_partial=longer.num_tokens % checkpoints.alignment)
     return longer._replace(num_partial=longer.num_tokens - ending.num_tokens + ending.num_partial)
 
 
 def _longest(known: Known, whole: Ending) -> Ending:
     """Find the longest hit that ends inside blocks; the given one if none saves ``min_partial_hit`` tokens."""
     least = whole.num_tokens + known.state.config.min_partial_hit
-    most = min(known.limit, whole.num_tokens + known.alignment - 1)
+    most = known.limit  # a state may be kept where blocks of no group end, far behind the last common boundary
+    if not known.state.state_groups:
+        most = min(most, whole.num_tokens + known.alignment - 1)
     if most < least:
         return whole
     for _ in range(MOST_ROUNDS):

@@ -70,6 +70,7 @@ from pagedkv.plan_buffer import (
 from pagedkv.space import filling
 from pagedkv.space.epochs import date_plan, undate_rewound
 from pagedkv.space.filling import drop_unsampled, oldest_samplers
+from pagedkv.space.keeping import end_inside, name_inside
 from pagedkv.space.loading import undefined_tickets
 from pagedkv.space.publishing import merge, publish, rewind_tail
 from pagedkv.space.replaying import num_replayed
@@ -104,7 +105,7 @@ from pagedkv.space.rows import (
     note_change,
     touch,
 )
-from pagedkv.space.state import DraftTable, Group, SpaceState
+from pagedkv.space.state import Checkpoints, DraftTable, Group, SpaceState
 from pagedkv.space.states import name_states
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.space.windows import slide_after
@@ -156,11 +157,17 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
         if state.counts_epochs:
             date_plan(state, step)
         if state.checkpoints is not None:
-            name_states(state, step)
+            _name_states(state, state.checkpoints, step)
         _close(state, ledger, step)
         if moves and state.config.in_order:
             _end_waiting_for_copies(state, ledger, plan)
     return plan
+
+
+def _name_states(state: SpaceState, checkpoints: Checkpoints, step: InFlightStep) -> None:
+    name_states(state, step)
+    if checkpoints.ends or checkpoints.inside:
+        name_inside(state, step)
 
 
 def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_ranges: int) -> None:
@@ -603,6 +610,8 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
     with state.changing:
         step = ledger.acknowledge()
         settle(state, ledger)
+        if state.checkpoints is not None and state.checkpoints.inside:
+            end_inside(state, {step_id})
         if state.receipts is not None:
             state.receipts.acknowledging(step, num_replayed(state, step))
         for tell in state.observers.acknowledging:
@@ -645,6 +654,8 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
         settle(state, ledger)
         for pool in state.all_pools:
             withdraw_since(pool.arrays, first)
+        if state.checkpoints is not None and state.checkpoints.inside:
+            end_inside(state, {step.plan.step_id for step in aborted})
         lost = _lost_rows(state, moved, aborted)
         rewound = _rewind_rows(state, aborted, lost)
         if state.is_overlapped:

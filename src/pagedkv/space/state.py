@@ -223,6 +223,29 @@ class TailNote(NamedTuple):
     before: tuple[NamedLife, ...] = ()
 
 
+@dataclass(eq=False, slots=True)
+class KeptInside:
+    """A block for a state inside a chunk (:mod:`pagedkv.space.keeping`).
+
+    Args:
+        row, serial: the row that computes it, and which sequence that serves.
+        position: tokens that the state covers.
+        group: index of the group; block: the block.
+        parent: uint32 ``[8]``, digest of the whole intervals before it; None if they were still to be appended.
+        ticket: the space's reference to the block.
+        step: the step that computes it, once that is planned.
+    """
+
+    row: int
+    serial: int
+    position: int
+    group: int
+    block: int
+    parent: Uint32Array | None
+    ticket: Ticket
+    step: StepId | None = None
+
+
 class Checkpoints:
     """The states that are kept inside intervals, and the positions up to which running prompts need one.
 
@@ -232,6 +255,9 @@ class Checkpoints:
         prompt_ends: by row, the states kept at the end of its prompt.
         continued: by row that goes on from another sequence's end: the blocks of that end, and the states at the end of
             the prompt before it. The row's own end supersedes them.
+        begun: by row that goes on from tails, the digests before these, by group and logical block.
+        inside: the blocks for states inside chunks of the open step, and of steps in flight.
+        ends: by row, the last position that was named in the open step.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -241,8 +267,16 @@ class Checkpoints:
         self.wanted = np.zeros(config.max_sequences, np.int32)
         self.prompt_ends: dict[int, list[NamedLife]] = {}
         self.continued: dict[int, list[NamedLife]] = {}
+        self.begun: dict[int, dict[tuple[int, int], Uint32Array]] = {}
+        self.inside: list[KeptInside] = []
+        self.ends: dict[int, int] = {}
         self._notes: dict[tuple[str, int], TailNote] = {}
         self._blocks: dict[tuple[int, bytes], dict[int, set[int]]] = {}
+
+    @property
+    def tickets(self) -> set[Ticket]:
+        """The tickets of states inside chunks, which callers do not have."""
+        return {kept.ticket for kept in self.inside}
 
     def __bool__(self) -> bool:
         """Whether anything was ever kept."""
@@ -251,8 +285,10 @@ class Checkpoints:
     def clear(self, batch: Int32Array) -> None:
         """Forget what was noted of rows. O(rows)."""
         self.wanted[batch] = 0
-        for row in batch.tolist() if self.prompt_ends or self.continued else ():
+        for row in batch.tolist() if self.prompt_ends or self.continued or self.begun or self.ends else ():
             self.prompt_ends.pop(row, None)
+            self.begun.pop(row, None)
+            self.ends.pop(row, None)
             self.continued.pop(row, None)
 
     def note(self, pool: str, block: int, note: TailNote) -> None:

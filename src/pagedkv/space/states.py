@@ -42,7 +42,7 @@ from pagedkv.blocks.record import (
     PoolArrays,
     is_leased,
 )
-from pagedkv.compilation.compiled import compiled
+from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.space.hits import Ending, Known, Lookup, Tail, ending_at, holds_tokens
@@ -114,7 +114,7 @@ def _keep_tail(
 ) -> NamedLife | None:
     """Name a row's block for the tokens that it has up to a position; None if another block has that name."""
     pool, (index, length) = group.pool, divmod(position, group.block_size)
-    extra = _extra_of_tail(state, group, row, index, length)
+    extra = extra_of_tail(state, group, row, index, length)
     block = name_tail(*group.view, row, position, parent, state.extra_keys.arrays, extra, is_end)
     if block == NULL_BLOCK:
         return None
@@ -186,9 +186,10 @@ def supersede(pool: PoolArrays, block: int, life: int) -> None:
 
 
 def go_on_from(state: SpaceState, row: int, tails: Sequence[Tail]) -> None:
-    """Note that a new row goes on from an end, which its own end will supersede."""
+    """Note from which tails a new row goes on; if that is another sequence's end, its own end will supersede it."""
     checkpoints = state.checkpoints
     assert checkpoints is not None
+    checkpoints.begun[row] = {(tail.group, tail.logical_index): tail.parent for tail in tails}
     for tail in tails:
         pool = state.groups[tail.group].pool
         note = checkpoints.note_of(pool.name, pool.arrays, tail.block)
@@ -232,7 +233,7 @@ def _check_unwritten(state: SpaceState, checkpoints: Checkpoints, group: Group) 
             assert is_as_kept, f"group {group.index}, row {row}: block {block} is kept, but was written since"
 
 
-def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length: int) -> int:
+def extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length: int) -> int:
     """Return the extra keys' id for a block's first ``length`` tokens: the block's, without media that begin later."""
     start = index * group.block_size
     if row not in state.media_keys:
@@ -374,22 +375,42 @@ def name_tail(
         pool.records[block, PENDING_STEP] = 0
     if pool.records[block, NAME]:
         return NULL_BLOCK
-    name = group.parameters[NAME_IN_POOL]
-    tail = pool.tokens[block, : num_tokens % block_size]
-    digest_block(parent, tail, extra_keys, extra, extra_keys.digest)
-    if find(pool, name, extra_keys.digest) != NULL_BLOCK:
-        return NULL_BLOCK
-    set_digest(pool, block, extra_keys.digest)
-    set_parent(pool, block, parent)
-    pool.records[block, EXTRA] = extra
     record = rows[row]
     at = group.parameters[AT]
     before, life = record[at + TAIL], record[at + TAIL_LIFE]
     if is_end:
         before = group.table[row, index - 1] if index else NULL_BLOCK
         life = pool.records[before, LIFE] - int(group.parameters[KIND] == FULL)
+    length = num_tokens % block_size
+    is_named = name_by_tail(pool, group, block, length, parent, extra_keys, extra, before, life)
+    return int(block) if is_named else NULL_BLOCK
+
+
+@inlined
+def name_by_tail(
+    pool: PoolArrays,
+    group: GroupArrays,
+    block: int,
+    length: int,
+    parent: Uint32Array,
+    extra_keys: ExtraKeyArrays,
+    extra: int,
+    before: int,
+    life: int,
+) -> bool:
+    """Name a block for its first ``length`` tokens behind ``parent``, unless another block has that name.
+
+    ``before`` in its given life is the block that it follows.
+    """
+    name = group.parameters[NAME_IN_POOL]
+    digest_block(parent, pool.tokens[block, :length], extra_keys, extra, extra_keys.digest)
+    if find(pool, name, extra_keys.digest) != NULL_BLOCK:
+        return False
+    set_digest(pool, block, extra_keys.digest)
+    set_parent(pool, block, parent)
+    pool.records[block, EXTRA] = extra
     name_block(pool, name, block, before, life)
-    return int(block)
+    return True
 
 
 @compiled

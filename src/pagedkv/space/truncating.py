@@ -25,6 +25,7 @@ from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.errors import SharedPrefixError, TruncationError
 from pagedkv.space.drafting import accept_states, free_slots
+from pagedkv.space.keeping import forget_named
 from pagedkv.space.publishing import publish, rewind_tail
 from pagedkv.space.rows import (
     AT,
@@ -69,6 +70,8 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
             state.receipts.truncating(batch, lengths)
         for tell in state.observers.truncating:
             tell(batch, lengths)
+        if state.checkpoints is not None and (state.checkpoints.ends or state.checkpoints.begun):
+            forget_named(state, batch)
         any_full = _shrink(state, batch, lengths)
         if state.is_overlapped or state.draft_tables:
             _accept_later(state, batch, lengths)

@@ -91,6 +91,15 @@ def write_over_kept_states(space: BlockSpace) -> None:
     space.free(rows)
 
 
+def keep_states_inside(space: BlockSpace) -> None:
+    """Keep the state at a position inside a chunk, and continue from it."""
+    row = _allocated(space, PROMPT, None)
+    space.keep_states(row, 6)
+    step(space)
+    space.free([row])
+    space.free([_computed(space, (*PROMPT[:6], 77, 78))])
+
+
 def continue_in_the_block_itself(space: BlockSpace) -> None:
     """Continue from a hit inside an unreferenced block where the pool has no block for a copy."""
     space.free([_computed(space, PROMPT[:8])])

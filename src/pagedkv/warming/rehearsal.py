@@ -27,6 +27,7 @@ from pagedkv.warming.rare_operations import (
     branch,
     continue_in_the_block_itself,
     continue_in_the_state_itself,
+    keep_states_inside,
     refuse_drafts,
     refuse_rolling_back,
     share_open_blocks,
@@ -69,6 +70,7 @@ def _do_rare_things(build: "_Build", of: Callable[[BlockSpace], BlockSpace]) -> 
     write_over_kept_states(of(build.few_states()))
     continue_in_the_state_itself(of(build.few_states()))
     _go_on_from_ends(of(build.few_states()))
+    keep_states_inside(of(build.few_states()))
     continue_in_the_block_itself(of(build.few_blocks()))
 
 
