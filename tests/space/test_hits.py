@@ -261,6 +261,7 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "release": lambda space: space.release(next(iter(space._state.held))),
     "load": lambda space: space.load(tokens(9, first=700), 8),
     "forget": lambda space: space.forget(tokens(9, first=700)),
+    "forget_branch": lambda space: space.forget_branch(tokens(9, first=700)),
     "lease": lambda space: space.lease(PROMPT, 20.0),
     "advance": lambda space: space.advance(5.0),
     "finish_load": lambda space: with_load(space).finish_load(next(iter(space._state.loads))),

@@ -131,6 +131,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "fill": lambda it: {"rows": [it.waiting], "token_ids": [1], "counts": [1]},
     "finish_load": lambda it: {"load": it.load, "num_tokens": None},
     "forget": lambda _: {"token_ids": PROMPT, "keys": NO_KEYS, "start": 0},
+    "forget_branch": lambda _: {"token_ids": PROMPT, "keys": NO_KEYS},
     "fork": lambda it: {"row": it.running, "num_children": 1, "at": None},
     "free": lambda it: {
         "rows": [it.running],
