@@ -28,12 +28,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from benchmarks.machine import describe
 from benchmarks.markdown import table
 from pagedkv.cli.engine_replay import Script, replay_with_engine, submit_scripted, within_vocabulary
 from pagedkv.cli.serving import ServingOptions
+from pagedkv.contract.arrays import Float64Array
 from pagedkv.engine import EngineConfig, EngineRequest, StepRecord
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.demo.trained import load_trained
@@ -63,12 +65,16 @@ class Served:
         hit_ratio: of prompt tokens.
         busy_s: seconds of all steps.
         records: the steps.
+        arrival_s, first_token_s, end_s: float64 ``[requests]``, when each was due, began and ended.
     """
 
     answers_per_s: float
     hit_ratio: float
     busy_s: float
     records: Sequence[StepRecord]
+    arrival_s: Float64Array
+    first_token_s: Float64Array
+    end_s: Float64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ def serve(model: compat.Model, requests: Sequence[TokenizedRequest], load: float
     )
     core = EngineCore(model, find_groups(model, config), config, sampler=script, clock=clock)
     coming, served, records, busy_s = deque(requests), list[EngineRequest](), list[StepRecord](), 0.0
+    starts_s = []
     first_s = requests[0].arrival_s / load
     started_s = clock() - first_s
     while coming or core.has_work:
@@ -144,13 +151,22 @@ def serve(model: compat.Model, requests: Sequence[TokenizedRequest], load: float
             continue
         while coming and coming[0].arrival_s / load <= now_s:
             served.append(submit_scripted(core, script, coming.popleft(), len(served)))
+            starts_s.append(started_s)
         begun_s = clock()
         records.append(core.step())
         busy_s += clock() - begun_s
     span_s = clock() - started_s - first_s
     num_hits = sum(each.num_cached_tokens or 0 for each in served)
     num_prompt_tokens = sum(each.input_length for each in requests)
-    return Served(len(served) / span_s, num_hits / num_prompt_tokens, busy_s, records)
+    return Served(
+        len(served) / span_s,
+        num_hits / num_prompt_tokens,
+        busy_s,
+        records,
+        np.array([each.arrival_s / load for each in requests]),
+        np.array([each.first_token for each in served], np.float64) - starts_s,
+        np.array([each.finished for each in served], np.float64) - starts_s,
+    )
 
 
 def calibrated(

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,34 @@ class Steadiness(Result):
         return self.num_good / self.measured_s if self.measured_s else 0.0
 
 
-def steadiness_of(log: RequestLog, bounds: Bounds) -> Steadiness:
+class ServedTimes(Protocol):
+    """Requests that were served, in order of arrival: by a simulation, or measured on an engine.
+
+    Attributes:
+        arrival_s, first_token_s, end_s: float64 ``[requests]``; NaN for what did not happen.
+    """
+
+    @property
+    def arrival_s(self) -> Float64Array:
+        """Times of arrival."""
+        ...
+
+    @property
+    def first_token_s(self) -> Float64Array:
+        """Times of first tokens."""
+        ...
+
+    @property
+    def end_s(self) -> Float64Array:
+        """Times of last tokens."""
+        ...
+
+    def counts(self, name: str) -> Int32Array:
+        """Return ``num_prompt_tokens``, ``num_output_tokens`` or ``num_sequences``: int32 ``[requests]``."""
+        ...
+
+
+def steadiness_of(log: ServedTimes, bounds: Bounds) -> Steadiness:
     """Compute the steadiness of a finished run. O(requests log requests)."""
     arrival_s = log.arrival_s
     start_s, end_s = (float(arrival_s[0]), float(arrival_s[-1])) if len(arrival_s) else (0.0, 0.0)
@@ -187,14 +214,14 @@ def steadiness_of(log: RequestLog, bounds: Bounds) -> Steadiness:
     )
 
 
-def _times(log: RequestLog) -> tuple[Float64Array, Float64Array]:
+def _times(log: ServedTimes) -> tuple[Float64Array, Float64Array]:
     """Return the seconds to the first token and those per further token; NaN if there is none."""
     num_further = log.counts("num_output_tokens") - 1
     further_s = (log.end_s - log.first_token_s) / np.maximum(num_further, 1)
     return log.first_token_s - log.arrival_s, np.where(num_further > 0, further_s, np.nan)
 
 
-def _mean_waiting(log: RequestLog, edges_s: tuple[float, float, float]) -> tuple[float, float]:
+def _mean_waiting(log: ServedTimes, edges_s: tuple[float, float, float]) -> tuple[float, float]:
     """Return the mean number of requests that wait for a first token, in two spans of time, without rejected ones."""
     begun_s = np.where(np.isnan(log.first_token_s), log.arrival_s, log.first_token_s)
     means = []
