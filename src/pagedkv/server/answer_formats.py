@@ -113,7 +113,7 @@ class AnswerFormats:
         if parser == "none":
             raise ApiError(
                 400,
-                "this server parses no tool calls of this model: start it with --tool-call-parser and a format",
+                "this server parses no tool calls of this model: start it with the name of their format",
                 param="tool_choice",
             )
         return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)
