@@ -99,7 +99,7 @@ def test_a_running_server_is_measured_or_its_steps_are_refused(tmp_path: Path) -
         assert not output.exists()
     else:
         assert f"Cost model fitted to the server at {url}" in " ".join(result.stdout.split())
-        assert read_cost_model(str(output)).token_compute_s > 0
+        assert read_cost_model(str(output)).step_s(1, 1, 1, 1) > 0
         assert json.loads(output.read_text())["calibration"]["read_as"] == f"the server at {url}"
 
 
