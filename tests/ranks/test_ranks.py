@@ -58,6 +58,7 @@ def test_messages_of_one_part_and_of_two_arrive() -> None:
     assert INLINE_NBYTES // 4 in range(NUM_BLOCKS_SENT[2], NUM_BLOCKS_SENT[-2])
 
 
+@pytest.mark.long
 def test_compiled_layers_and_captured_steps_answer_as_one_process() -> None:
     ranks = run(2, ["llama"], "compiled")
     mine = [each["llama"] for each in ranks]

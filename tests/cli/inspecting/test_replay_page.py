@@ -11,6 +11,7 @@ import pytest
 
 from pagedkv.contract.answers import MissCause
 from pagedkv.simulation.meters import KIND_OF, MISS_LABELS
+from tests.choosing import long_but
 from tests.cli.command import run
 from tests.cli.inspecting.pages import EXAMPLE, ShownReplay, events, replaying
 
@@ -31,12 +32,11 @@ def report(trace: Path, *options: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "more",
     [
-        (),
-        ("--overlap",),
-        ("--preemption", "swap", "--host-blocks", 800, "--samples", 3),
-        ("--host-memory", "64MiB", "--model", "llama-3.1-8b"),
+        pytest.param((), id="plain", marks=pytest.mark.long),
+        pytest.param(("--overlap",), id="overlap", marks=pytest.mark.long),
+        pytest.param(("--preemption", "swap", "--host-blocks", 800, "--samples", 3), id="swap"),
+        pytest.param(("--host-memory", "64MiB", "--model", "llama-3.1-8b"), id="tiers", marks=pytest.mark.long),
     ],
-    ids=["plain", "overlap", "swap", "tiers"],
 )
 def test_a_report_is_the_same_with_a_page_and_without(tmp_path: Path, more: tuple[object, ...]) -> None:
     written = tmp_path / "result.json"
@@ -122,7 +122,7 @@ def _live_block(shown: ShownReplay) -> int:
     return next(place for place, state in enumerate(states) if state & 7 == live)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", long_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_the_page_of_an_ended_replay_stays_until_a_signal(number: int) -> None:
     with replaying(EXAMPLE, "--limit", 5, *FAST) as shown:
         shown.wait_for_end()
