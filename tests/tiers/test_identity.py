@@ -1,5 +1,7 @@
 """Runs and ends of a sequence that grows, and changes."""
 
+import hashlib
+
 import numpy as np
 from hypothesis import given, strategies as st
 
@@ -36,3 +38,9 @@ def test_an_end_has_the_tokens_behind_the_last_whole_run_and_a_key_of_its_own() 
         assert end.key == chain.end_key(num_blocks)
         keys.add(end.key)
     assert len(keys) == 3 + 11
+
+
+def test_content_that_another_engine_names_is_known_by_its_name_alone() -> None:
+    run = Run.named(b"chunk 1")
+    assert (run.key, run.extra_keys, len(run.token_ids)) == (hashlib.sha256(b"chunk 1").digest(), b"chunk 1", 0)
+    assert run.key != Run.named(b"chunk 2").key

@@ -135,24 +135,16 @@ class LoadRuns:
     Args:
         planned: points with loads as typed; or one for each setting, if loads are searched.
         store: figures of points that were run before; it also stores new ones.
-        is_searched: whether loads are searched.
+        search: as which the search of each setting begins; None: loads are typed.
         runs_again: whether points that were run before are run again.
-        search: how loads are searched; the search of each setting begins as this one.
     """
 
     def __init__(
-        self,
-        planned: Sequence[PlannedPoint],
-        store: PointStore,
-        *,
-        is_searched: bool,
-        runs_again: bool,
-        search: LoadSearch = LoadSearch(),  # noqa: B008 - copied, never changed
+        self, planned: Sequence[PlannedPoint], store: PointStore, *, search: LoadSearch | None, runs_again: bool
     ) -> None:
         self._search = search
         self._store = store
         self._runs_again = runs_again
-        self._is_searched = is_searched
         self._settings: dict[tuple[str, ...], _Setting] = {}
         self._returned: list[tuple[_Setting, PlannedPoint]] = []
         self._planned = planned
@@ -162,9 +154,9 @@ class LoadRuns:
         """Return the first points to run."""
         points = []
         for each in self._planned:
-            search = replace(self._search) if self._is_searched else None
+            search = None if self._search is None else replace(self._search)
             setting = self._settings.setdefault(tuple(each.choices.values()), _Setting(each, search))
-            points += self._next(setting) if self._is_searched else self._unknown(setting, each)
+            points += self._unknown(setting, each) if search is None else self._next(setting)
         return points
 
     def keep(self, number: int, figures: PointFigures) -> list[PlanPoint]:
@@ -180,7 +172,7 @@ class LoadRuns:
 
     def _in_order(self, setting: _Setting) -> Iterator[tuple[PlannedPoint, PointFigures]]:
         typed = [each.load for each in self._planned]
-        loads = sorted(setting.found) if self._is_searched else dict.fromkeys(typed)
+        loads = dict.fromkeys(typed) if setting.search is None else sorted(setting.found)
         return (setting.found[load] for load in loads)
 
     def _next(self, setting: _Setting) -> list[PlanPoint]:
@@ -230,7 +222,7 @@ def again(
         points[FAST] = replace(point, costs=point.costs.scaled(1 - error))
     searched = [replace(planned, choices={"again": name}, point=each) for name, each in points.items()]
     search = LoadSearch(planned.load, INTERVAL_STRIDE)
-    return LoadRuns(searched, store, is_searched=True, runs_again=runs_again, search=search) if searched else None
+    return LoadRuns(searched, store, search=search, runs_again=runs_again) if searched else None
 
 
 ONE_POOL: Final = "one pool"

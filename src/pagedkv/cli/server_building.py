@@ -281,13 +281,8 @@ def log_requests(service: Service, path: Path | None, *, writes_tokens: bool) ->
     log = RequestLog(path, service.engine.facts.block_size, writes_tokens=writes_tokens, num_so_far=service.num_so_far)
     service.on_arrived.append(log.arrived)
     service.on_served.append(log.served)
-    try:
+    with _closing(log, "the request log"):
         yield
-    finally:
-        try:
-            log.close()
-        except OSError as problem:
-            raise OutputError(f"the request log is not complete: {problem}") from problem
 
 
 @contextmanager
@@ -303,10 +298,16 @@ def log_steps(service: Service, path: Path | None) -> Iterator[None]:
         return
     log = StepLog(path, service.engine.facts.block_size)
     service.on_step.append(log.stepped)
+    with _closing(log, "the step log"):
+        yield
+
+
+@contextmanager
+def _closing(log: RequestLog | StepLog, what: str) -> Iterator[None]:
     try:
         yield
     finally:
         try:
             log.close()
         except OSError as problem:
-            raise OutputError(f"the step log is not complete: {problem}") from problem
+            raise OutputError(f"{what} is not complete: {problem}") from problem

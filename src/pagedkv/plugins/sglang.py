@@ -23,7 +23,6 @@ values, states of recurrent layers, windows...) has a store of its own, all of t
 SGLang calls from threads of its own, so these calls wait for the medium; the waits are bounded.
 """
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -31,7 +30,6 @@ from dataclasses import dataclass, replace
 from secrets import token_bytes
 from typing import Any, Final, TypeAlias
 
-import numpy as np
 import sglang
 import torch
 
@@ -68,8 +66,6 @@ except ImportError as problem:
 __all__ = ["PagedKVStorage"]
 
 LOGGER: Final = logging.getLogger("pagedkv.plugins.sglang")
-NO_PARENT: Final = bytes(32)
-NO_TOKENS: Final = np.zeros(0, np.int32)
 UNKNOWN_WEIGHTS: Final = bytes(32)
 KEPT: Final = {StoreOutcome.STORED, StoreOutcome.PRESENT, StoreOutcome.NOT_ADMITTED}
 """Outcomes that SGLang need not hear of: what second-offer admission leaves out is no failure."""
@@ -155,7 +151,7 @@ class PagedKVStorage(HiCacheStorage):
     ) -> PoolTransferResult:
         """Tell at which lengths a prompt can be continued: its pages are there, and those of every further pool.
 
-        A pool of groups of blocks is a second form of the same pages, gates nothing, and is told as absent.
+        A pool of groups of blocks is a second form of the same pages: no hit depends on it, and none of it is reported.
         """
         num_pages = self.batch_exists(keys, extra_info)
         hits: dict[str, int] = {PoolName.KV: num_pages} if num_pages else {}
@@ -302,9 +298,8 @@ class PagedKVStorage(HiCacheStorage):
             return UNKNOWN_WEIGHTS
 
     def _run(self, name: str, key: str) -> Run:
-        """Identify a page. Its tokens are not known here; the frame has the pool and SGLang's hash in their place."""
-        extra = self._life + f"{name}.{key}".encode()
-        return Run(hashlib.sha256(extra).digest(), NO_PARENT, 0, NO_TOKENS, extra_keys=extra)
+        """Identify a page by its pool and SGLang's hash."""
+        return Run.named(self._life + f"{name}.{key}".encode())
 
     def _there(self, name: str, keys: Keys) -> list[bool]:
         if not keys:
@@ -362,7 +357,7 @@ def _leading(there: Sequence[bool]) -> int:
 
 def _places(pages: Pages, name: str, keys: Keys, host_indices: torch.Tensor | None) -> list[int]:
     """Return where each page begins in its pool. Raises ConfigurationError: not a page of places for each key."""
-    size = getattr(pages.pool, "page_size", 1) or 1
+    size = pages.pool.page_size
     num_given = 0 if host_indices is None else host_indices.numel()
     if host_indices is None or num_given != len(keys) * size:
         raise ConfigurationError(
@@ -379,7 +374,7 @@ def _identity(
     is_replicated = config.is_mla_model and name != PoolName.MAMBA
     layout = GroupLayout(
         str(name),
-        getattr(pool, "page_size", 1) or 1,
+        pool.page_size,
         str(page.dtype).removeprefix("torch."),
         "C",
         (page.numel(),),

@@ -86,8 +86,6 @@ except ImportError as problem:
 __all__ = ["HazardPolicy", "PagedKVTier"]
 
 LOGGER: Final = logging.getLogger("pagedkv.plugins.vllm")
-NO_PARENT: Final = bytes(32)
-NO_TOKENS: Final = np.zeros(0, np.int32)
 UNKNOWN_WEIGHTS: Final = bytes(32)
 KEPT: Final = {StoreOutcome.STORED, StoreOutcome.PRESENT, StoreOutcome.NOT_ADMITTED}
 """Outcomes that vLLM need not hear of: what second-offer admission leaves out is no failure of a store."""
@@ -375,12 +373,12 @@ class PagedKVTier(SecondaryTierManager):
         return found
 
     def _key(self, key: OffloadKey) -> bytes:
-        """Return the name of an entry: whoever knows another life of this tier does not find it."""
-        return hashlib.sha256(self._life + key).digest()
+        """Return the key of a chunk's entry."""
+        return self._run(key).key
 
     def _run(self, key: OffloadKey) -> Run:
-        """Identify a chunk. Its tokens are not known here; the frame has vLLM's whole key in their place."""
-        return Run(self._key(key), NO_PARENT, 0, NO_TOKENS, extra_keys=self._life + key)
+        """Identify a chunk by vLLM's whole key: whoever knows another life of this tier does not find it."""
+        return Run.named(self._life + key)
 
     def _event(self, keys: list[OffloadKey], *, removed: bool) -> OffloadingEvent:
         return OffloadingEvent(keys=keys, medium=self.medium, removed=removed, locality=self.locality)

@@ -29,8 +29,8 @@ def nbytes_of(request: Request) -> int:
     return REQUEST_NBYTES + sum(each.nbytes for each in contents if each is not None)
 
 
-def held(requests: Iterable[Request], why: str) -> list[Request]:
-    """Read all requests into memory. Raises ConfigurationError, with the reason: they take more than half a GiB."""
+def held(requests: Iterable[Request], why: str, remedy: str) -> list[Request]:
+    """Read all requests into memory. Raises ConfigurationError, with reason and remedy: they take above half a GiB."""
     read: list[Request] = []
     nbytes = 0
     for request in requests:
@@ -38,7 +38,7 @@ def held(requests: Iterable[Request], why: str) -> list[Request]:
         if nbytes > MOST_HELD_NBYTES:
             raise ConfigurationError(
                 f"{why} keeps all requests in memory, and the first {len(read):,} take {MOST_HELD_NBYTES >> 20} MiB: "
-                "take fewer (`limit`), or recorded times (`open_loop`)"
+                f"take fewer (`limit`), or {remedy}"
             )
         read.append(request)
     return read
@@ -92,7 +92,7 @@ def serve_closed(  # noqa: PLR0913 - the server, the requests, and the rules of 
     Raises:
         ConfigurationError: the requests do not fit in half a GiB.
     """
-    all_requests = held(requests, "`closed_loop`")
+    all_requests = held(requests, "`closed_loop`", "recorded times (`open_loop`)")
     before = _before(all_requests)
     followers: list[list[int]] = [[] for _ in all_requests]
     for place, earlier in enumerate(before):

@@ -172,6 +172,14 @@ class Run:
         require_instance(self.extra_keys, bytes, "the extra_keys of a run")
         object.__setattr__(self, "token_ids", as_token_array(self.token_ids))
 
+    @classmethod
+    def named(cls, name: bytes) -> "Run":
+        """Identify content of which only another engine's name is known; the frame has it in the place of tokens.
+
+        Its key is the SHA-256 of the name, and it has no parent.
+        """
+        return cls(hashlib.sha256(name).digest(), bytes(DIGEST_NBYTES), 0, np.zeros(0, np.int32), extra_keys=name)
+
     @property
     def salt_digest(self) -> bytes:
         """Digest of the salt, as in a frame; empty without a salt."""

@@ -5,8 +5,7 @@ table of all points.
 """
 
 import math
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -62,7 +61,7 @@ from pagedkv.simulation.planning.decision import (
     settings_of,
 )
 from pagedkv.simulation.planning.figures import FAILS, TOO_SHORT, busiest_and_quietest
-from pagedkv.simulation.planning.searching import limit_of
+from pagedkv.simulation.planning.searching import LoadSearch, limit_of
 
 if TYPE_CHECKING:
     from pagedkv.cli.plan_ray import RayRunner
@@ -156,7 +155,8 @@ def plan(
         facts = _planned(traces, axes)
         renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
-    loads = LoadRuns(facts.planned, store, is_searched=axes.is_searched, runs_again=runs.fresh)
+    search = LoadSearch() if axes.is_searched else None
+    loads = LoadRuns(facts.planned, store, search=search, runs_again=runs.fresh)
     _run(runner, loads)
     found = loads.results()
     beside = BesideRuns(found, store, runs.fresh)
@@ -213,8 +213,15 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _TraceFacts:
         TraceError: the trace cannot be read.
     """
     with TraceSources(paths, axes.trace, axes.trace.merging) as trace:
-        sizes = array("q")
-        requests = _counted(trace.requests(), sizes)
+        nbytes = 0
+
+        def counted() -> Iterator[Request]:
+            nonlocal nbytes
+            for request in trace.requests():
+                nbytes += nbytes_of(request)
+                yield request
+
+        requests = counted()
         sample = sample_of(requests)
         longest = max((each.input_length for each in sample), default=0)
         has_content = any(each.has_content for each in sample)
@@ -222,14 +229,7 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _TraceFacts:
         cache = _cache_need(trace.name, chain(sample, requests), points[0]) if has_content else None
         for _ in requests:
             pass
-        return _TraceFacts(trace.recognised, trace.notes, points, cache, sum(sizes))
-
-
-def _counted(requests: Iterable[Request], sizes: "array[int]") -> Iterator[Request]:
-    """Yield requests, and append the bytes of each."""
-    for request in requests:
-        sizes.append(nbytes_of(request))
-        yield request
+        return _TraceFacts(trace.recognised, trace.notes, points, cache, nbytes)
 
 
 def _cache_need(name: str, requests: Iterator[Request], planned: PlannedPoint) -> CacheNeed | None:
