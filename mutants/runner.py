@@ -34,7 +34,6 @@ class Stage:
 
 # The quickest that notice most: direct examples of what is promised.
 PROMISES: Final = (
-    "tests/tables",
     *sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("tests/space/test_promises_*.py")),
     "tests/space/test_handing_over.py",
     "tests/space/test_stepping.py",
@@ -87,7 +86,7 @@ DEVICE_STAGES: Final = (
 
 
 # Run once, without a fault, to find which of them call which function.
-ASKED: Final = (*FOLDERS, "tests/tables", *_without(*MACHINES, *SLOW, *NEGATIVE_CONTROLS), *DEVICE_STAGES[0].tests)
+ASKED: Final = (*FOLDERS, *_without(*MACHINES, *SLOW, *NEGATIVE_CONTROLS), *DEVICE_STAGES[0].tests)
 ASKED_TEST_SECONDS: Final = 600
 
 

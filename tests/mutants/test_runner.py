@@ -10,7 +10,7 @@ import pytest
 
 from mutants.callers import Callers
 from mutants.mutation import Mutation
-from mutants.runner import Stage, TestsFailError, Verdict, judge, require_passing
+from mutants.runner import ASKED, DEVICE_STAGES, STAGES, Stage, TestsFailError, Verdict, judge, require_passing
 from mutants.sandbox import ROOT, Sandbox, sandbox
 
 pytestmark = pytest.mark.plain_only
@@ -138,3 +138,10 @@ def test_of_folders_with_large_files_only_those_of_the_root_stay_behind(tree: Pa
         (tree / file).touch()
     Sandbox(tmp_path / "copy", tree)
     assert [file for file in files if (tmp_path / "copy" / "tree" / file).exists()] == ["src/traces/a"]
+
+
+def test_all_files_that_stages_name_are_there() -> None:
+    """A path that is gone makes pytest run nothing at all, so no fault could be judged."""
+    arguments = [test for stage in (*STAGES, *DEVICE_STAGES) for test in stage.tests]
+    named = [test.removeprefix("--deselect=").partition("::")[0] for test in (*arguments, *ASKED)]
+    assert [test for test in named if test.startswith("tests/") and not (ROOT / test).exists()] == []
