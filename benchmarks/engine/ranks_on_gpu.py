@@ -3,7 +3,7 @@
     python -m benchmarks.engine.ranks_on_gpu [--ranks 1 2] [--rows 1 8 64] [--json FILE]
 
 Prompts of 1,024 tokens that share nothing are computed; then all decode 127 tokens more, and these steps are timed.
-Several ranks have one process each, on one host. Tokens are the most likely ones.
+Several ranks have one process each, on one host. Tokens are the most likely ones. ``open``: as an engine comes.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from benchmarks.engine.on_gpu import NUM_NEW, PROMPT, VOCABULARY, make_model
 from benchmarks.machine import describe
 from pagedkv.engine import LLM, EngineConfig, RankGroup, SamplingParams
 
-WAYS: Final = ("compiled", "captured", "plain")
-"""Compiled and captured; captured; call by call."""
+WAYS: Final = ("open", "compiled", "captured", "plain")
+"""As it comes: compiled, captured, overlapped; without overlap; captured; call by call."""
 ROWS: Final = (1, 8, 64)
 PARAMS: Final = SamplingParams(max_tokens=NUM_NEW, ignore_eos=True)
 PATIENCE_S: Final = 300
@@ -93,7 +93,8 @@ def run_rank(rank: int, num_ranks: int, address: str, ways: list[str], rows: lis
             max_tokens=2048,
             self_test=False,
             capture_steps=way != "plain",
-            compile_model=way == "compiled",
+            compile_model=None if way == "open" else way == "compiled",
+            overlap=None if way == "open" else False,
         )
         llm = LLM(make_model("llama", None), config, ranks=ranks)
         if ranks is None or ranks.is_first:

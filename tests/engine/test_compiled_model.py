@@ -117,19 +117,16 @@ def test_what_is_chosen_where() -> None:
     llama, latents = (LLM(make_model(name), replace(CONFIG, num_blocks=80)).groups for name in ("llama", "deepseek_v3"))
     gpu, left_open = torch.device("cuda"), replace(CONFIG, compile_model=None, overlap=None)
 
-    def chosen(
-        config: EngineConfig, groups: EngineGroups = llama, *, is_sharded: bool = False
-    ) -> tuple[bool | None, ...]:
-        found = chosen_for(config, groups, gpu, is_sharded=is_sharded).config
+    def chosen(config: EngineConfig, groups: EngineGroups = llama) -> tuple[bool | None, ...]:
+        found = chosen_for(config, groups, gpu).config
         return found.compile_model, found.overlap
 
     assert chosen(left_open) == (True, True)
     assert chosen(left_open, latents) == (False, True)
-    assert chosen(left_open, is_sharded=True) == (False, False)
     assert chosen(replace(left_open, num_draft_tokens=4)) == (True, False)
     assert chosen(replace(left_open, compile_model=False)) == (False, True)
     assert chosen(replace(left_open, overlap=False)) == (True, False)
-    told = chosen_for(left_open, latents, gpu, is_sharded=False).told
+    told = chosen_for(left_open, latents, gpu).told
     assert told.startswith("the model is not compiled (it keeps latents, ")
     assert told.endswith("; steps overlap")
 

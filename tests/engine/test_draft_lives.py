@@ -175,7 +175,6 @@ def test_what_does_not_fit_is_refused_with_a_reason(model: PreTrainedModel) -> N
         (meta, {}, ConfigurationError, "LlamaForCausalLM is on meta, and LlamaForCausalLM on cpu: move the"),
         (make_model("bamba"), {}, UnsupportedModelError, "the draft model BambaForCausalLM has recurrent layers"),
         (training, {}, UnsupportedModelError, "the draft model cannot be used: LlamaForCausalLM is in training mode"),
-        (model, {"overlap": True}, ConfigurationError, "a draft model needs the last token of each sequence"),
         (model, {"speculation": PromptLookup()}, ConfigurationError, "a draft model and `speculation` both guess"),
         (model, {"num_draft_tokens": 65}, ConfigurationError, "num_draft_tokens must be at most 64, got 65"),
         (None, {"num_draft_tokens": 2}, ConfigurationError, "num_draft_tokens is 2, and there is no draft model"),

@@ -1,7 +1,9 @@
 """One rank, as a process of its own: ``python -m tests.ranks.rank_process RANK SIZE ADDRESS DEVICE MODE FAMILY...``.
 
-For each family rank 0 answers prompts, and the others follow. Every rank writes, as JSON, what it knows in the end. In
-mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In modes
+For each family rank 0 answers prompts, and the others follow. Every rank writes, as JSON, what it knows in the end. A
+family may have a way behind it: ``llama:overlap``, ``llama:drafts`` (by a draft model), ``llama:weights`` (new ones).
+
+In mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In modes
 ``messages`` and ``idle`` there is no model. In modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops,
 after some steps: between two, or within one; in mode ``hang-first`` rank 0 stops.
 """
@@ -22,11 +24,11 @@ from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.engine.compiled_model import CompiledModel
 from pagedkv.engine.ranks import LAYER, RankGroup, SentCopy
 from pagedkv.errors import EngineError
-from tests.engine.families import make_model, moved
+from tests.engine.families import make_model, moved, shake
 from tests.engine.serving import CONFIG, PROMPTS
 from tests.engine.test_captured_passes import Again, replay_on_cpu
 
-__all__ = ["NUM_BLOCKS_SENT", "RANKED", "SIZES", "WISHES", "answers", "scored_answer"]
+__all__ = ["NUM_BLOCKS_SENT", "RANKED", "SIZES", "WISHES", "answers", "engine", "new_weights", "scored_answer"]
 
 STEPS_BEFORE_DEATH: Final = 4
 LOSSES: Final = ("die", "die-within", "hang", "hang-first")
@@ -65,22 +67,43 @@ def scored_answer(llm: LLM) -> list[int]:
     return list(output.completions[0].token_ids)
 
 
+def new_weights(family: str, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Make other weights of a family."""
+    model = make_model(family, **SIZES)
+    shake(model, torch.Generator().manual_seed(77))
+    return {name: weight.to(device) for name, weight in model.state_dict().items()}
+
+
+def engine(family: str, way: str = "", ranks: RankGroup | None = None, config: EngineConfig = RANKED) -> LLM:
+    """Build an engine that serves a family in a way."""
+    device = "cpu" if ranks is None else str(ranks.device)
+    model = moved(make_model(family, **SIZES), device)
+    draft = moved(make_model(family, **{**SIZES, "num_hidden_layers": 1}), device) if way == "drafts" else None
+    return LLM(model, replace(config, overlap=way == "overlap"), ranks=ranks, draft_model=draft)
+
+
 def _serve(group: RankGroup, mode: str, family: str) -> dict[str, Any]:
-    model = moved(make_model(family, **SIZES), str(group.device))
+    family, _, way = family.partition(":")
     is_compiled_here = mode == "compiled" and group.device.type == "cuda"
     config = replace(ROOMY, compile_model=is_compiled_here) if mode == "compiled" else RANKED
-    llm = LLM(model, config, ranks=group)
+    llm = engine(family, way, group, config)
     if mode == "compiled" and not is_compiled_here:
-        llm.core._parts.runner._compiled = CompiledModel(model, llm.groups, "aot_eager")
+        llm.core._parts.runner._compiled = CompiledModel(llm.core._model, llm.groups, "aot_eager")
         replay_on_cpu(llm, Again, 2, group.agree)
     written: dict[str, Any] = {"nbytes": llm.core.executor.storage.device_nbytes}
+
+    def change(_: object) -> object:
+        return llm.core._model.load_state_dict(llm.part_of(new_weights(family, str(group.device))))
+
     if group.is_first:
         written["tokens"] = answers(llm)
+        if way == "weights":
+            llm.set_weights_epoch("new", change=lambda: change("new"))
         written["again"] = answers(llm)
         written["scored"] = scored_answer(llm)
         group.end()
     else:
-        written["steps"] = llm.follow()
+        written["steps"] = llm.follow(change)
     written["graphs"] = llm.core.capture_state._asdict()
     groups = range(len(llm.core.space.config.groups))
     return {**written, "tables": [llm.core.executor.tables.table(each).tolist() for each in groups]}

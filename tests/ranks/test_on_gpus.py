@@ -1,6 +1,7 @@
 """Ranks with a GPU each answer as one GPU does, by graphs; blocks go between engines on any number of ranks."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from pagedkv.engine import LLM
 from tests.engine.families import make_model, moved
 from tests.engine.serving import poison, reference
 from tests.ranks.hand_off_process import NUM_NEW, config, model_of, prompt_of, take_over_and_answer
-from tests.ranks.rank_process import RANKED, SIZES, answers, scored_answer
+from tests.ranks.rank_process import RANKED, SIZES, answers, new_weights, scored_answer
 from tests.ranks.running import run_ranks
 from tests.ranks.test_ranks import LATENTS
 
@@ -49,6 +50,23 @@ def test_ranks_answer_as_one_gpu_by_graphs(mode: str, families: Sequence[str], s
         elif family not in HOST_EXPERTS:
             assert graphs[0]["refusal"] is None, family
             assert graphs[0]["num_graphs"] > 2, family
+
+
+@pytest.mark.parametrize("size", ALL_SIZES)
+def test_overlapped_steps_draft_models_and_new_weights_answer_as_one_gpu(size: int) -> None:
+    require_gpus(size)
+    ways = ("llama:overlap", "llama:drafts", "llama:weights", "qwen3:overlap")
+    ranks = run_ranks("tests.ranks.rank_process", size, "cuda", "serve", *ways)
+    for each in ways:
+        family, _, way = each.partition(":")
+        mine = [rank[each] for rank in ranks]
+        one = LLM(moved(make_model(family, **SIZES), "cuda"), RANKED)
+        assert mine[0]["tokens"] == [[list(one_) for one_ in some] for some in answers(one)], each
+        if way == "weights":
+            new = partial(one.core._model.load_state_dict, new_weights(family, "cuda"))
+            one.set_weights_epoch("new", change=new)
+        assert mine[0]["again"] == [[list(one_) for one_ in some] for some in answers(one)], each
+        assert [rank["tables"] for rank in mine[1:]] == [mine[0]["tables"]] * (size - 1), each
 
 
 @pytest.mark.parametrize("mode", ["die", "die-within", "hang"])

@@ -1,6 +1,8 @@
 """Two and four processes answer as one does, with equal tables; where one dies, all end with a clear error."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -11,8 +13,9 @@ from pagedkv.engine import LLM, EngineConfig
 from pagedkv.engine.ranks import INLINE_NBYTES, RankGroup
 from pagedkv.engine.sharding import shard
 from pagedkv.errors import ConfigurationError, EngineError, UnsupportedModelError
+from pagedkv.tiers import HostTier
 from tests.engine.families import make_model
-from tests.ranks.rank_process import NUM_BLOCKS_SENT, RANKED, SIZES, answers, scored_answer
+from tests.ranks.rank_process import NUM_BLOCKS_SENT, RANKED, SIZES, answers, engine, new_weights, scored_answer
 from tests.ranks.running import free_address, run_ranks
 
 LATENTS: Final = ("deepseek_v3",)
@@ -45,6 +48,22 @@ def test_several_ranks_answer_as_one(size: int, families: Sequence[str]) -> None
         num_parts = 1 if family in LATENTS else 2
         whole = llm.core.executor.storage.device_nbytes
         assert {each["nbytes"] for each in mine} == {whole // num_parts}, "each rank stores one of two KV heads"
+
+
+def test_overlapped_steps_draft_models_and_new_weights_answer_as_one_process() -> None:
+    ways = ("llama:overlap", "llama:drafts", "llama:weights", "qwen3:overlap")
+    ranks = run(2, ways)
+    for each in ways:
+        family, _, way = each.partition(":")
+        llm = engine(family, way)
+        mine = [rank[each] for rank in ranks]
+        assert mine[0]["tokens"] == [[list(one) for one in some] for some in answers(llm)], each
+        if way == "weights":
+            llm.set_weights_epoch("new", change=partial(llm.core._model.load_state_dict, new_weights(family)))
+        assert mine[0]["again"] == [[list(one) for one in some] for some in answers(llm)], each
+        assert (mine[0]["again"] == mine[0]["tokens"]) == (way != "weights"), each
+        assert mine[1]["tables"] == mine[0]["tables"]
+        assert mine[1]["steps"] > 10
 
 
 def test_ranks_end_in_order_if_rank_0_sends_no_step() -> None:
@@ -99,11 +118,32 @@ def test_parts_are_the_whole() -> None:
         assert piece.self_attn.num_key_value_groups == 1
 
 
+def test_a_rank_takes_its_part_of_whole_weights() -> None:
+    whole = make_model("qwen2", **SIZES)  # with biases
+    for rank in range(4):
+        piece = make_model("qwen2", **SIZES)
+        part = shard(piece, rank, 4, lambda _: None).of(whole.state_dict())
+        mine = piece.state_dict()
+        assert part.keys() == mine.keys()
+        assert all(part[name].equal(weight) for name, weight in mine.items())
+        piece.load_state_dict(part)
+
+
 def test_what_cannot_be_shared_out_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="no base_model_tp_plan"):
         shard(make_model("falcon_h1"), 0, 2, lambda _: None)
     with pytest.raises(UnsupportedModelError, match="cannot be cut into 3 equal parts"):
         shard(make_model("llama", **SIZES), 0, 3, lambda _: None)
+    group = RankGroup(0, 1, free_address())
+    model = make_model("llama", **SIZES)
+    with pytest.raises(ConfigurationError, match="cannot be its own draft model"):
+        LLM(model, RANKED, ranks=group, draft_model=model)
+    with pytest.raises(ConfigurationError, match="no tiers beside a draft model"):
+        LLM(model, replace(RANKED, tiers=(HostTier("1MiB"),)), ranks=group, draft_model=make_model("llama", **SIZES))
+    tiered = LLM(model, replace(RANKED, tiers=(HostTier("1MiB"),)), ranks=group)
+    with pytest.raises(ConfigurationError, match="with tiers has no new weights"):
+        tiered.set_weights_epoch("new")
+    group.close()
     with pytest.raises(ConfigurationError, match="RANK, WORLD_SIZE"):
         RankGroup.from_environment()
     with pytest.raises(ConfigurationError, match="only ranks other than the first follow"):

@@ -77,22 +77,22 @@ class EngineConfig:
             by call, for a model that is changed or watched between steps.
         compile_model: compile the model's layers with torch.compile, for models of attention alone: building the engine
             takes seconds longer, and steps then have fewer and larger kernels. If its graphs differ from its calls by
-            rounding, steps are not captured (:attr:`EngineCore.capture_state`). None: on a GPU that has the whole
-            model, where it can be compiled (:attr:`EngineCore.choices`).
+            rounding, steps are not captured (:attr:`EngineCore.capture_state`). None: on a GPU, where it
+            can be compiled (:attr:`EngineCore.choices`).
         absorb_latents: attend to latents (MLA) in their blocks, by matrices that are read out of the model when the
             engine is built, instead of letting the model unfold the latents in every step. Answers change by rounding.
             None: on a GPU. Layers that do not unfold by matrices are unfolded (:attr:`EngineCore.absorbed`).
         overlap: plan and launch each step before the tokens of the step before are on the host, so that a GPU does not
             wait. Answers are the same. The next call of ``step`` notes a step's tokens. Tokens computed after the end
-            of an answer that was not known yet count as abandoned in receipts. None: on a GPU that has the whole model,
-            without a draft model.
+            of an answer that was not known yet count as abandoned in receipts. Sequences whose next tokens are guessed
+            wait for their last token. None: on a GPU, without a draft model.
         speculation: draft tokens by lookup in the request's own tokens, which steps verify; answers stay the same.
             None: no drafts.
         predicted_tokens: most tokens of a sequence that a step drafts from a request's prediction
             (``Intent.prediction``), 0 to 64; answers stay the same. 0: predictions are not used. With recurrent layers
             also at most the drafts of ``speculation``, since each takes a state.
         num_draft_tokens: tokens of a sequence that a draft model guesses in a step, 0 to 64; answers stay the same. 0:
-            4 if the engine has a draft model. Not together with ``speculation`` or ``overlap``.
+            4 if the engine has a draft model. Not together with ``speculation``.
         leases: keep content until a time if an :class:`Intent` has a lease, at 16 bytes a block. The clock of the space
             is then the engine's, in seconds.
         events: log stored and removed blocks for a publisher (:mod:`pagedkv.events`), which drains them after each
@@ -188,17 +188,10 @@ class EngineConfig:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 
     def _require_one_guesser(self) -> None:
-        """Refuse settings that exclude a draft model. Raises ConfigurationError."""
-        if not self.num_draft_tokens:
-            return
-        if self.speculation is not None:
+        """Refuse a draft model beside lookups. Raises ConfigurationError."""
+        if self.num_draft_tokens and self.speculation is not None:
             raise ConfigurationError(
                 "a draft model and `speculation` both guess the tokens of a sequence: leave one of them out"
-            )
-        if self.overlap:
-            raise ConfigurationError(
-                "a draft model needs the last token of each sequence before a step begins, so that no two steps could "
-                "overlap: leave one of them out"
             )
 
     def scheduling(self, *, publishes_answers: bool = True) -> SchedulingConfig:

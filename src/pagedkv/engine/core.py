@@ -23,6 +23,7 @@ new step reads from device memory. Sampling comes last, since penalties need the
 import threading
 from collections.abc import Callable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Final, final
@@ -42,7 +43,7 @@ from pagedkv.engine.outputs import FinishReason, StepRecord
 from pagedkv.engine.parts import EngineParts, ModelTraits, require_draft_model
 from pagedkv.engine.prefix_file import NixlLink, read_prefix, write_prefix
 from pagedkv.engine.ranked_content import WholeModel, follow
-from pagedkv.engine.ranks import RankGroup
+from pagedkv.engine.ranks import RankGroup, SentWeights
 from pagedkv.engine.request import PLAIN, Decode, EngineRequest, Intent, RequestSpec, fork_params, fork_prefix
 from pagedkv.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.engine.step import LiveRequests, RequestRules, StepLoop
@@ -373,18 +374,22 @@ class EngineCore:
                 current epoch; hits may then rest on weights up to ``EngineConfig.max_epoch_lag`` epochs back.
             change: sets the new weights, as ``lambda: model.load_state_dict(weights)``; called while no engine computes
                 with the model or the draft model. None: they are set already. Its error is raised here with the epoch
-                begun, since some weights may be new: try again with another epoch.
+                begun, since some weights may be new: try again with another epoch. On several ranks each sets its own,
+                in the same order with steps (:meth:`follow`).
 
         Raises:
             ConfigurationError: an epoch that goes back, text for a number or a number for text, or an engine on several
-                ranks; nothing is changed.
+                ranks with tiers, which know the weights from before the model was split; nothing is changed.
             EngineError: the engine has failed, or another thread drives it; nothing is changed.
 
         Cost: O(blocks + rows).
         """
         with self._driving():
-            if self._ranks is not None:
-                raise ConfigurationError("an engine on several ranks has no new weights: build another engine")
+            if self._ranks is not None and self.config.tiers:
+                raise ConfigurationError(
+                    "an engine on several ranks with tiers has no new weights, whose digest it cannot compute from "
+                    "parts: build another engine, or leave out `tiers`"
+                )
             if not isinstance(weights_epoch, str) and isinstance(self.config.weights_epoch, str):
                 raise ConfigurationError(
                     f"weights_epoch must be text, got {weights_epoch!r}: epochs are counted where the first one is a "
@@ -392,17 +397,24 @@ class EngineCore:
                 )
             self._land()
             self.space.set_weights_epoch(weights_epoch)
-            try:
-                if change is not None:
-                    with self._borrowed.alone():
-                        change()
-            finally:
-                self.absorbed.read_again()
-                self._parts.runner.products.read_again()
-                if self._parts.drafter is not None:
-                    self._parts.drafter.products.read_again()
-                if self._live.tiers is not None:
-                    self._live.tiers.renew()
+            if self._ranks is not None:
+                with self._at_stake():
+                    self._ranks.send_weights(SentWeights(weights_epoch))
+            self._change_weights(change)
+
+    def _change_weights(self, change: Callable[[], object] | None) -> None:
+        """Set weights, if they are not set already, and read again what was made of them."""
+        try:
+            if change is not None:
+                with self._borrowed.alone():
+                    change()
+        finally:
+            self.absorbed.read_again()
+            self._parts.runner.products.read_again()
+            if self._parts.drafter is not None:
+                self._parts.drafter.products.read_again()
+            if self._live.tiers is not None:
+                self._live.tiers.renew()
 
     # Prefixes as files
 
@@ -616,8 +628,12 @@ class EngineCore:
 
     # Ranks
 
-    def follow(self) -> int:
+    def follow(self, change: Callable[[str | int], object] | None = None) -> int:
         """Carry out the steps of rank 0, as another rank of its model, until rank 0 ends; return their number.
+
+        Args:
+            change: sets this rank's part of the weights of an epoch, when rank 0 begins it (:meth:`set_weights_epoch`);
+                None: they are set already then. Its error ends all ranks.
 
         Raises:
             ConfigurationError: this engine has no ranks, or is rank 0 itself.
@@ -626,7 +642,11 @@ class EngineCore:
         if self._ranks is None or self._ranks.is_first:
             raise ConfigurationError("only ranks other than the first follow: submit requests to rank 0")
         with self._driving(), self._at_stake():
-            return follow(self._ranks, self.executor, self._parts.runner)
+            set_weights = partial(self._follow_weights, change)
+            return follow(self._ranks, self.executor, self._parts.runner, set_weights)
+
+    def _follow_weights(self, change: Callable[[str | int], object] | None, weights_epoch: str | int) -> None:
+        self._change_weights(None if change is None else partial(change, weights_epoch))
 
     # Steps
 

@@ -6,7 +6,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Final, Protocol, cast, final
 
 import numpy as np
+import torch
 
 from pagedkv.contract.arguments import TokenIds, as_token_array
 from pagedkv.contract.arrays import Int32Array
@@ -33,7 +34,7 @@ from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.request import PLAIN, EngineRequest, Intent
 from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.engine.self_test import self_test
-from pagedkv.engine.sharding import shard
+from pagedkv.engine.sharding import RankPart, shard
 from pagedkv.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
 from pagedkv.probe import compat
 from pagedkv.probe.layers import EngineGroups, group_layers
@@ -101,14 +102,15 @@ class LLM:
         if draft_model is not None:
             config = replace(config, num_draft_tokens=config.num_draft_tokens or DEFAULT_DRAFT_TOKENS)
         self._ranks = ranks
+        self._part: RankPart | None = None
         if config.warm_up:
             compile_loops(config)
         whole = None
         if ranks is not None:
-            _require_for_ranks(config, model, ranks)
+            _require_for_ranks(config, model, draft_model, ranks)
             if config.tiers and ranks.is_first:
                 whole = WholeModel(find_groups(model, config), model_digest(model))
-            shard(model, ranks.rank, ranks.size, ranks.add_up)
+            self._part = shard(model, ranks.rank, ranks.size, ranks.add_up)
             ranks.meet()  # some may have taken longer to load it
         self.groups = find_groups(model, config)
         self.self_test = None
@@ -211,9 +213,16 @@ class LLM:
             raise
         return requests
 
-    def follow(self) -> int:
+    def follow(self, change: Callable[[str | int], object] | None = None) -> int:
         """Carry out the steps of rank 0 until it ends: see :meth:`EngineCore.follow`."""
-        return self.core.follow()
+        return self.core.follow(change)
+
+    def part_of(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return this rank's part of the whole model's weights, by their names; all of them where there is one rank.
+
+        The parts are views. For :meth:`set_weights_epoch`: ``change=lambda: model.load_state_dict(llm.part_of(new))``.
+        """
+        return dict(weights) if self._part is None else self._part.of(weights)
 
     def step(self) -> StepRecord:
         """Run one step. Raises EngineError."""
@@ -364,15 +373,16 @@ def _intent_of_each(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent
     return intents
 
 
-def _require_for_ranks(config: EngineConfig, model: compat.Model, ranks: RankGroup) -> None:
-    """Raise ConfigurationError for features that an engine on several ranks lacks, or a model on another device."""
-    features = {
-        "overlap": config.overlap,
-        "draft_model": config.num_draft_tokens > 0,
-    }
-    refused = [name for name, is_requested in features.items() if is_requested]
-    if refused:
-        raise ConfigurationError(f"an engine on several ranks has no {' and no '.join(refused)}: leave it out")
+def _require_for_ranks(
+    config: EngineConfig, model: compat.Model, draft_model: compat.Model | None, ranks: RankGroup
+) -> None:
+    """Raise ConfigurationError for what an engine on several ranks lacks, or a model on another device."""
+    if config.tiers and config.num_draft_tokens:
+        raise ConfigurationError(
+            "an engine on several ranks has no tiers beside a draft model, which only rank 0 computes: leave one out"
+        )
+    if draft_model is model:
+        raise ConfigurationError("a model that is split over ranks cannot be its own draft model: load it once more")
     if model.device != ranks.device:
         raise ConfigurationError(
             f"rank {ranks.rank} has its model on {model.device}, and its device is {ranks.device}: move it there "

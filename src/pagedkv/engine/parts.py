@@ -54,7 +54,7 @@ class EngineParts:
 
     Attributes:
         space: the block space; executor: storage and block tables; runner: the model's passes.
-        drafter: the draft model's passes; None: there is no draft model.
+        drafter: the draft model's passes; None: there is no draft model, or another rank has it.
         absorbed: the layers that attend to latents without unfolding them.
         config: the configuration, without open choices; choices: a sentence that tells them, and why.
         memory: bytes on the device.
@@ -75,7 +75,7 @@ class EngineParts:
         draft: DraftModel | None,
     ) -> None:
         may_fall_back = config.compile_model is None
-        config, self.choices = chosen_for(config, groups, model.device, is_sharded=ranks is not None)
+        config, self.choices = chosen_for(config, groups, model.device)
         self.config, self._model = config, model
         self._ranks, self._draft_model = ranks, None if draft is None else draft.model
         self.absorbed = AbsorbedLatents(
@@ -90,23 +90,28 @@ class EngineParts:
         self.space = BlockSpace(space_config)
         self.executor = self._new_executor(space_config, groups)
         self.runner, self.memory = self._prepared(traits, may_fall_back=may_fall_back)
-        self.drafter = None if draft is None else self._new_drafter(draft)
+        is_first = ranks is None or ranks.is_first
+        self.drafter = self._new_drafter(draft) if draft is not None and is_first else None
 
     def _prepared(self, traits: ModelTraits, *, may_fall_back: bool) -> tuple[ModelRunner, MemoryUse]:
         """Make the runner and prepare it; uncompiled if compiling fails and was no wish of the configuration."""
+        failure = compiled = None
         try:
             compiled = _compiled(self._model, self._groups) if self.config.compile_model else None
             runner = self._new_runner(traits, compiled)
-            memory = runner.prepare(self.config.max_sequences)
+            runner.compile()
         except Exception as problem:
             if not (self.config.compile_model and may_fall_back):
                 raise
-            first_line = (str(problem).splitlines() or [type(problem).__name__])[0]
-            self.choices = f"{self.choices}; the model is not compiled after all: {first_line}"
+            failure = (str(problem).splitlines() or [type(problem).__name__])[0]
+        if self._ranks is not None and self.config.compile_model and not self._ranks.agree(failure is None):
+            failure = failure or "it cannot be on another rank"
+        if failure is not None:
+            self.choices = f"{self.choices}; the model is not compiled after all: {failure}"
             self.config = replace(self.config, compile_model=False)
             return self._prepared(traits, may_fall_back=False)
         self.choices = "; ".join([self.choices, *(compiled.joined if compiled is not None else [])])
-        return runner, memory
+        return runner, runner.prepare(self.config.max_sequences)
 
     def _new_runner(self, traits: ModelTraits, compiled: CompiledModel | None) -> ModelRunner:
         model, groups = self._model, self._groups
@@ -123,6 +128,7 @@ class EngineParts:
             compiled=compiled,
             unfoldings=self.absorbed.by_call(groups),
             add_up=None if self._ranks is None else self._ranks.add_up,
+            share=None if self._ranks is None else self._ranks.share,
         )
 
     def content(self, whole: WholeModel | None) -> StoredContent | None:
@@ -215,18 +221,12 @@ class Chosen(NamedTuple):
     told: str
 
 
-def chosen_for(config: EngineConfig, groups: EngineGroups, device: torch.device, *, is_sharded: bool) -> Chosen:
+def chosen_for(config: EngineConfig, groups: EngineGroups, device: torch.device) -> Chosen:
     """Decide what the configuration leaves open: compiling and overlap, wherever they make steps faster.
 
-    Args:
-        groups: of the model, on ``device``.
-        is_sharded: whether several ranks share the model.
+    ``groups``: of the model, on ``device``.
     """
-    nowhere = None
-    if device.type != "cuda":
-        nowhere = f"the model is on {device.type}"
-    elif is_sharded:
-        nowhere = "several ranks share the model"
+    nowhere = None if device.type == "cuda" else f"the model is on {device.type}"
     uncompiled = nowhere or what_prevents_compiling(groups)
     apart = nowhere or ("a draft model needs the last token of each sequence" if config.num_draft_tokens else None)
     if config.compile_model is not None:

@@ -19,7 +19,7 @@ The other ranks do this between two steps, in the order in which rank 0 sends it
 step on all ranks. The messages are those of :class:`~pagedkv.engine.ranks.RankGroup`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, assert_never, final
@@ -42,7 +42,7 @@ from pagedkv.device import (
 )
 from pagedkv.engine.content import block_bytes_with_staging, open_tier_memory, scales_of
 from pagedkv.engine.identity import identity_of
-from pagedkv.engine.ranks import RankGroup, SentCopy, SentStep
+from pagedkv.engine.ranks import RankGroup, SentCopy, SentStep, SentWeights
 from pagedkv.engine.runner import ModelRunner
 from pagedkv.errors import ConfigurationError, RankLostError
 from pagedkv.probe import compat
@@ -332,11 +332,14 @@ def _compute(runner: ModelRunner, sent: SentStep, inputs: StepInputs) -> torch.T
     return runner.compute(sent.plan, inputs, sent.batch, is_scored=sent.is_scored)
 
 
-def follow(ranks: RankGroup, executor: PlanExecutor, runner: ModelRunner) -> int:
-    """Carry out steps, and copies of blocks, until rank 0 sends the end; return the number of steps.
+def follow(
+    ranks: RankGroup, executor: PlanExecutor, runner: ModelRunner, set_weights: Callable[[str | int], object]
+) -> int:
+    """Carry out steps, copies of blocks and new weights, until rank 0 sends the end; return the number of steps.
 
     Args:
         ranks: the group; executor: storage and tables of this rank; runner: its part of the model.
+        set_weights: sets the weights of an epoch.
 
     Raises:
         RankLostError: another rank is lost. If a step fails on this rank, the other ranks raise it.
@@ -346,6 +349,9 @@ def follow(ranks: RankGroup, executor: PlanExecutor, runner: ModelRunner) -> int
     while (sent := ranks.receive()) is not None:
         if isinstance(sent, SentCopy):
             blocks.copy(sent)
+            continue
+        if isinstance(sent, SentWeights):
+            set_weights(sent.weights_epoch)
             continue
         if len(sent.batch.token_ids):
             executor.launch(sent.plan, partial(_compute, runner, sent))

@@ -73,6 +73,7 @@ class _Kind(IntEnum):
     STEP = 1
     END = 2
     COPY = 3
+    WEIGHTS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +107,13 @@ class SentCopy:
     is_write: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SentWeights:
+    """New weights, which all ranks set before the next step. ``weights_epoch``: as of rank 0."""
+
+    weights_epoch: str | int
+
+
 @final
 class RankGroup:
     """The ranks of one model. Each process makes one, with the same address and size.
@@ -136,7 +144,8 @@ class RankGroup:
         self.lifetime = 0
         self.device = _device_of(device, rank)
         self._before_end: list[weakref.WeakMethod[Callable[[], object]]] = []
-        self._is_open, self._is_within_step = True, False
+        self._is_open = True
+        self._num_steps_open = 0  # sent by rank 0, and not finished there
         self._is_ended = self.rank > 0  # whether the other ranks' loops have ended, or have not begun here
         self._is_gpu = self.device.type == "cuda"
         self._layers: distributed.ProcessGroup | None = None
@@ -198,6 +207,11 @@ class RankGroup:
         with self._as_lost("a layer"):
             distributed.all_reduce(tensor, group=self._layers)
 
+    def share(self, tensor: torch.Tensor) -> None:
+        """Copy a tensor of rank 0 to all ranks, in place, behind what the devices do now. Raises RankLostError."""
+        with self._as_lost("a step"):
+            distributed.broadcast(tensor, 0, group=self._layers)
+
     def require_all(self) -> None:
         """Raise RankLostError if a rank is lost: what this rank's GPU has computed since may be wrong."""
         with self._as_lost("a step"):
@@ -207,22 +221,26 @@ class RankGroup:
 
     def send(self, step: SentStep) -> None:
         """Send a step to the other ranks, before rank 0 runs it. Raises RankLostError."""
-        self._is_within_step = True
+        self._num_steps_open += 1
         parts = (step.plan.buffer.tobytes(), _parts_of(step.batch), step.is_scored)
         self._broadcast(_Kind.STEP, pickle.dumps(parts, pickle.HIGHEST_PROTOCOL))
 
     def finish_step(self) -> None:
-        """Note that rank 0 has the results of the step that it sent last. Raises RankLostError: they may be wrong."""
+        """Note that rank 0 has the results of the first step that is open. Raises RankLostError: they may be wrong."""
         self.require_all()
-        self._is_within_step = False
+        self._num_steps_open -= 1
 
     def send_copy(self, copy: SentCopy) -> None:
         """Send the copy that rank 0 does next with some of the other ranks. Raises RankLostError."""
         parts = (copy.group, copy.block_ids, copy.ranks, copy.is_write)
         self._broadcast(_Kind.COPY, pickle.dumps(parts, pickle.HIGHEST_PROTOCOL))
 
-    def receive(self) -> SentStep | SentCopy | None:
-        """Wait for the next step or copy and return it; None at the end. Raises RankLostError: rank 0 is lost."""
+    def send_weights(self, weights: SentWeights) -> None:
+        """Send that all ranks set new weights. Raises RankLostError."""
+        self._broadcast(_Kind.WEIGHTS, pickle.dumps(weights.weights_epoch, pickle.HIGHEST_PROTOCOL))
+
+    def receive(self) -> SentStep | SentCopy | SentWeights | None:
+        """Wait for what comes next and return it; None at the end. Raises RankLostError: rank 0 is lost."""
         self._is_ended = False
         first = np.empty(HEADER.size + INLINE_NBYTES, np.uint8)
         with self._as_lost("a step"):
@@ -236,6 +254,8 @@ class RankGroup:
                 self._pass_on(rest, 0, self._steps)
         payload = first[HEADER.size : HEADER.size + nbytes].tobytes() + rest.tobytes()
         sent = pickle.loads(payload)  # noqa: S301 - from rank 0 of the same engine
+        if kind == _Kind.WEIGHTS:
+            return SentWeights(sent)
         if kind == _Kind.COPY:
             group, block_ids, ranks, is_write = sent
             return SentCopy(group, block_ids, ranks, is_write=is_write)
@@ -282,7 +302,7 @@ class RankGroup:
         """
         if not self._is_open:
             return
-        if self.is_first and not (self._is_ended or self._is_within_step):
+        if self.is_first and not (self._is_ended or self._num_steps_open):
             with suppress(RankLostError):  # a lost rank has ended already
                 self.end()
         self._watch.close(in_order=self._is_ended and self._watch.loss is None)

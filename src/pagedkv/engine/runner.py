@@ -165,11 +165,15 @@ class LastTokens:
     Args:
         max_rows: rows of the space.
         device: where steps are computed.
+        share: copies a tensor of rank 0, which samples, to all ranks, in place; None: there is one rank.
     """
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, max_rows: int, device: torch.device, share: Callable[[torch.Tensor], object] | None = None
+    ) -> None:
         self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._device = device
+        self._share = share
 
     def keep(self, rows: npt.NDArray[np.integer], token_ids: torch.Tensor) -> None:
         """Store a token for each of these rows; one that has none (below 0) counts as 0. The host does not wait.
@@ -182,12 +186,14 @@ class LastTokens:
         self._token_ids[where] = sent(token_ids, self._device).long().clamp(min=0)
 
     def fill_in(self, token_ids: torch.Tensor, sources: npt.NDArray[np.integer]) -> None:
-        """Replace token ids by the last ones of rows.
+        """Replace token ids by the last ones of rows. All ranks do so in the same step.
 
         Args:
             token_ids: int64 ``[n]`` on the device, changed in place.
             sources: integers ``[n]``: the row whose last token replaces it, -1 where the token stays.
         """
+        if self._share is not None:
+            self._share(self._token_ids)
         rows = sent(torch.from_numpy(sources.astype(np.int64)), self._device)
         token_ids.copy_(torch.where(rows >= 0, self._token_ids[rows.clamp(min=0)], token_ids))
 
@@ -311,6 +317,7 @@ class ModelRunner:
         compiled: the compiled model, for models of attention alone; None: the model runs uncompiled.
         unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: of none.
         add_up: sums a tensor over all ranks, in place, for compiled layers; None: there is one rank.
+        share: copies a tensor of rank 0 to all ranks, in place; None: there is one rank.
 
     Attributes:
         borrowed: access to the model, which other engines may share.
@@ -332,6 +339,7 @@ class ModelRunner:
         compiled: CompiledModel | None = None,
         unfoldings: Mapping[int, Unfolding] | None = None,
         add_up: Callable[[torch.Tensor], object] | None = None,
+        share: Callable[[torch.Tensor], object] | None = None,
     ) -> None:
         self._unfoldings = unfoldings
         self._add_up = add_up
@@ -348,7 +356,7 @@ class ModelRunner:
         self.borrowed = BorrowedModel(model)
         self.products = LinearProducts(model)
         self._device = executor.storage.device
-        self.last_tokens = LastTokens(executor.storage.config.max_sequences, self._device)
+        self.last_tokens = LastTokens(executor.storage.config.max_sequences, self._device, share)
         self._decodes_together = not groups.unfolds
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
         self._interval = min(sizes, default=0)
@@ -362,8 +370,25 @@ class ModelRunner:
     def _implementation(self) -> str:
         return IMPLEMENTATION if self._compiled is None else COMPILED
 
+    def compile(self) -> None:
+        """Compile the model, if it is to be; before :meth:`prepare`. No rank waits for another, and nothing is summed.
+
+        Raises Exception: it cannot be compiled, for whatever reason torch has.
+        """
+        if self._compiled is None:
+            return
+        tokens = first_tokens(self._executor.tables.max_batched_tokens)
+        add_up, self._add_up = self._add_up, None if self._add_up is None else _sum_nothing
+        try:
+            with torch.inference_mode(), self.borrowed.calling(self._implementation):
+                with self._compiled.joining_products():
+                    self._compute_padding(tokens, 1)
+                self._compute_padding(tokens, 1)
+        finally:
+            self._add_up = add_up
+
     def prepare(self, max_places: int) -> MemoryUse:
-        """Compile the model, measure its largest step, and capture graphs; before the first step.
+        """Measure the model's largest step, and capture graphs; before the first step.
 
         Args:
             max_places: most rows of a step.
@@ -374,10 +399,6 @@ class ModelRunner:
         num_tokens = self._executor.tables.max_batched_tokens
         activations, graphs, free = None, 0, None
         with torch.inference_mode(), self.borrowed.calling(self._implementation):
-            if self._compiled is not None:
-                with self._compiled.joining_products():
-                    self._compute_padding(first_tokens(num_tokens), 1)
-                self._compute_padding(first_tokens(num_tokens), 1)
             if self._device.type == "cuda" and self._groups.varying_shapes is None:
                 num_wanted = min(max_places, num_tokens)
                 run = partial(self._compute_padding, num_tokens, num_wanted)
@@ -616,6 +637,10 @@ class ModelRunner:
         for layer_idx, place in self._groups.states.items():
             state = self._cache.states(layer_idx)
             self._executor.transfers.scatter_states(place.group, place.index, blocks[place.group].written, state)
+
+
+def _sum_nothing(partial: torch.Tensor) -> None:
+    del partial
 
 
 @contextmanager

@@ -7,7 +7,7 @@ plan, and most of its weights are split. (Tensor parallelism of Megatron-LM, arX
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, cast, final
 
 import torch
@@ -32,6 +32,7 @@ class _SummedLinear(nn.Linear):
     def __init__(self, name: str, whole: nn.Linear, rank: int, num_ranks: int, add_up: AddUp) -> None:
         part = _part(name, "inputs", whole.in_features, rank, num_ranks)
         super().__init__(part.stop - part.start, whole.out_features, bias=False, device="meta")
+        self.kept = part
         self.weight = nn.Parameter(whole.weight.data[:, part].clone(), requires_grad=False)
         self.register_parameter("bias", whole.bias if rank == 0 else None)  # a sum has it once
         self.train(whole.training)
@@ -46,8 +47,30 @@ class _SummedLinear(nn.Linear):
         return result
 
 
-def shard(model: compat.Model, rank: int, num_ranks: int, add_up: AddUp) -> None:
-    """Cut a model down to the part of one rank, in place.
+@final
+class RankPart:
+    """Which part of a model's weights one rank has."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[slice, ...]] = {}
+        self._left_out: set[str] = set()
+
+    def keep(self, name: str, *kept: slice) -> None:
+        """Note that of a weight these rows, or rows and columns, are kept."""
+        self._kept[name] = kept
+
+    def leave_out(self, name: str) -> None:
+        """Note that another rank has a weight."""
+        self._left_out.add(name)
+
+    def of(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return this rank's part of whole weights, by name: views."""
+        there = weights.keys() - self._left_out
+        return {name: whole[self._kept.get(name, ())] for name, whole in weights.items() if name in there}
+
+
+def shard(model: compat.Model, rank: int, num_ranks: int, add_up: AddUp) -> RankPart:
+    """Cut a model down to the part of one rank, in place; return which part that is.
 
     Args:
         model: the whole model, in evaluation mode.
@@ -71,15 +94,22 @@ def shard(model: compat.Model, rank: int, num_ranks: int, add_up: AddUp) -> None
         for name in _matching(pattern, modules)
         if isinstance(modules[name], nn.Linear)
     ]
+    kept = RankPart()
     for name, module, style in cut:
         if style == "colwise":
             parent = modules[name.rpartition(".")[0]]
-            _cut_outputs(name, cast("nn.Linear", module), parent, rank, num_ranks)
+            rows = _cut_outputs(name, cast("nn.Linear", module), parent, rank, num_ranks)
+            kept.keep(f"{name}.weight", rows)
+            kept.keep(f"{name}.bias", rows)
         elif style == "rowwise":
             parent_name, _, own_name = name.rpartition(".")
             summed = _SummedLinear(name, cast("nn.Linear", module), rank, num_ranks, add_up)
             setattr(modules[parent_name], own_name, summed)
+            kept.keep(f"{name}.weight", slice(None), summed.kept)
+            if rank:
+                kept.leave_out(f"{name}.bias")
     _count_heads(modules)
+    return kept
 
 
 def _matching(pattern: str, modules: dict[str, nn.Module]) -> Iterator[str]:
@@ -88,8 +118,11 @@ def _matching(pattern: str, modules: dict[str, nn.Module]) -> Iterator[str]:
     return (name for name in modules if expression.fullmatch(name))
 
 
-def _cut_outputs(name: str, linear: nn.Linear, parent: nn.Module, rank: int, num_ranks: int) -> None:
-    """Keep a rank's outputs of a linear layer. Of key and value layers whole heads are kept, some by several ranks."""
+def _cut_outputs(name: str, linear: nn.Linear, parent: nn.Module, rank: int, num_ranks: int) -> slice:
+    """Keep a rank's outputs of a linear layer, and return which these are.
+
+    Of key and value layers whole heads are kept, some by several ranks.
+    """
     head_dim = getattr(parent, "head_dim", None)
     if name.endswith(KEY_VALUE) and isinstance(head_dim, int):
         heads = heads_of_rank(linear.out_features // head_dim, num_ranks, rank)
@@ -100,6 +133,7 @@ def _cut_outputs(name: str, linear: nn.Linear, parent: nn.Module, rank: int, num
     if linear.bias is not None:
         linear.bias = nn.Parameter(linear.bias.data[part].clone(), requires_grad=False)
     linear.out_features = part.stop - part.start
+    return part
 
 
 def _part(name: str, what: str, width: int, rank: int, num_ranks: int) -> slice:

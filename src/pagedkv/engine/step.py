@@ -541,7 +541,8 @@ class StepLoop:
         if batch.prefilling:
             requests = [self._requests.by_schedule[chunk.request] for chunk in batch.prefilling]
             scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
-        if self._ranks is not None:
+        is_drafted = self._parts.drafter is not None and len(flat.token_ids) > 0
+        if self._ranks is not None and not is_drafted:
             self._ranks.send(SentStep(plan, flat, is_scored=len(scorings) > 0))
         if not len(flat.token_ids):
             return self._parts.executor.launch(plan, lambda _: torch.zeros(0))
@@ -552,11 +553,16 @@ class StepLoop:
     def _compute(
         self, batch: Batch, inputs: StepInputs, flat: FlatBatch, scorings: Sequence[PromptScoring]
     ) -> torch.Tensor:
-        """Run the models of a step: first a draft model, whose drafts the other model then verifies."""
+        """Run the models of a step: first a draft model, whose drafts the other model then verifies.
+
+        Only rank 0 has the draft model: the other ranks get the step with its drafts.
+        """
         if self._parts.drafter is not None:
             flat, drafts = self._parts.drafter.draft(batch, inputs, flat, self._requests.rows.decoding(batch))
             if len(drafts):
                 self._scheduler.fill_drafts(batch, drafts)
+            if self._ranks is not None:
+                self._ranks.send(SentStep(batch.plan, flat, is_scored=len(scorings) > 0))
         return self._parts.runner.compute(batch.plan, inputs, flat, scorings)
 
     # Steps that fail
