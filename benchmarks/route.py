@@ -37,7 +37,7 @@ from pagedkv import Allocation, BlockSpace, FullAttention, SpaceConfig
 from pagedkv.listening import bound
 from pagedkv.route import Engine, EngineRouter, RouteConfig, create_app
 from pagedkv.routing import Routing
-from pagedkv.routing.rehearsal import rehearse
+from pagedkv.warming import ROUTING
 
 NUM_KINDS: Final = 4
 SHARED_TOKENS: Final = 160
@@ -250,7 +250,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engines = [Engine(*each.split(",")) for each in arguments.engines]
     model = httpx.get(f"{engines[0].url}/v1/models").json()["data"][0]["id"]
-    rehearse()
+    ROUTING.compile()
     found = asyncio.run(measure(engines, model, arguments))
     print(f"{'load':14} {'routing':12} {'hits':>7} {'of one pool':>12} {'predicted':>10} {'first token':>22}")
     for row in found["rows"]:

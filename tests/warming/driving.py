@@ -1,4 +1,4 @@
-"""A rehearsal of its own: the state machines of all mixes, for the loops that random operations reach."""
+"""State machines of all mixes, for the loops that random operations reach."""
 
 from tests.conftest import *  # noqa: F403  # the profiles
 from tests.space.mixes import MIXES
@@ -7,7 +7,7 @@ from tests.space.test_state_machine import drive
 RUNS = 12
 
 
-def rehearse() -> None:
+def drive_all() -> None:
     """Drive each mix, with the eviction policy that it names."""
     for mix in MIXES:
         drive(mix, RUNS)

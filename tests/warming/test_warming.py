@@ -1,4 +1,4 @@
-"""What is compiled ahead is all that spaces reach, and nothing is compiled after."""
+"""What is compiled ahead is all that Python calls, and nothing is compiled after."""
 
 import json
 import os
@@ -7,12 +7,19 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
+from types import FunctionType
+from typing import Any, cast
 
+import numba
 import pytest
 
-from pagedkv.compilation.requests import Request
+import pagedkv.blocks
+import pagedkv.space
+from pagedkv import BlockSpace, FullAttention, SpaceConfig
+from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.compilation.targets import TARGETS, own_processor
 from pagedkv.errors import ConfigurationError
 from pagedkv.warming import (
@@ -25,63 +32,73 @@ from pagedkv.warming import (
     of_stores,
     warm_up,
 )
-from pagedkv.warming.recording import recorded
-from pagedkv.warming.rehearsal import rehearse
-from pagedkv.warming.rehearsals import NO_FEATURES, Rehearsal, all_of
+from pagedkv.warming.parts import Entry, all_of, sections, type_of
 from pagedkv.warming.warm_up import compile_all
 from tests.compiling import TESTED_POLICIES, needs_compiled_loops
+from tests.warming.recorder import recorded
 
-OF_FEATURES = {
-    "epochs",
-    "explaining",
-    "ghosts",
-    "leasing",
-    "partial_hits",
-    "releasing",
-    "sweeps",
-    "tenant_charges",
-    "victims",
-}
-"""Modules with loops that spaces without features do not reach; of ``releasing`` those of leases."""
+ALL = {part for policy in POLICIES for part in all_of(policy)}
 
 
-@cache
-def recorded_once(rehearsal: Rehearsal) -> list[Request]:
-    """Record a rehearsal, for all tests that look at what it reached."""
-    return recorded([rehearsal])
+def loop_of(entry: Entry) -> FunctionType:
+    """Find the function of an entry's loop."""
+    module, _, name = entry.loop.rpartition(".")
+    found = getattr(import_module(f"pagedkv.{module}"), name)
+    function: FunctionType = getattr(found, "py_func", found)
+    return function
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("eviction", TESTED_POLICIES)
-def test_a_rehearsal_leaves_its_spaces_in_order(eviction: str) -> None:
-    rehearse(eviction)  # it checks them itself
+def test_each_line_of_the_list_is_a_loop_with_so_many_arguments() -> None:
+    for entry in {entry for part in ALL for entry in part.entries()}:
+        assert len(entry.arguments) == loop_of(entry).__code__.co_argcount, entry.loop
+        assert all(type_of(argument, entry.pool) is not None for argument in entry.arguments)
 
 
 @pytest.mark.interpreted
-def test_a_rehearsal_without_features_leaves_its_spaces_in_order() -> None:
-    rehearse("lru", NO_FEATURES)
+def test_no_line_of_the_list_occurs_twice_nor_belongs_to_no_part() -> None:
+    used = {name for part in ALL for name in part.sections if name in sections()}
+    assert used == sections().keys() - {""}
+    for part in ALL:
+        lines = [" ".join(line) for name in part.sections for line in sections().get(name, ())]
+        assert len(lines) == len(set(lines))
 
 
-@pytest.mark.plain_only
-def test_what_is_recorded_without_features_is_of_pools_that_have_none() -> None:
-    plain, all_of_them = recorded_once(of_spaces("lru", has_features=False)), recorded_once(of_spaces("lru"))
-    assert any("PoolArrays" in str(each.kinds) for each in plain)
-    assert not any("FeaturedArrays" in str(each.kinds) for each in plain)
-    assert any("FeaturedArrays" in str(each.kinds) for each in all_of_them)
-    missing = {(each.module, each.name) for each in all_of_them} - {(each.module, each.name) for each in plain}
-    assert {module.rpartition(".")[2] for module, _ in missing} <= OF_FEATURES, missing
+@pytest.mark.interpreted
+def test_each_loop_that_says_what_it_takes_is_listed() -> None:
+    listed = {entry.loop for entry in of_spaces("lru").entries()}
+    for room in (pagedkv.space, pagedkv.blocks):
+        for module in (import_module(found.name) for found in iter_modules(room.__path__, f"{room.__name__}.")):
+            for name, loop in vars(module).items():
+                if callable(loop) and hasattr(loop, "takes"):
+                    home = getattr(loop, "__module__", module.__name__).removeprefix("pagedkv.")
+                    assert f"{home}.{name}" in listed
+
+
+@pytest.mark.interpreted
+def test_what_a_space_takes_is_what_the_list_says() -> None:
+    """By examples of each kind of argument, in a space with features and in one without."""
+    for config in (
+        SpaceConfig((FullAttention(),), 9),
+        SpaceConfig((FullAttention(),), 9, explain=True),
+        SpaceConfig((FullAttention(),), 9, eviction="hazard"),
+    ):
+        (part,) = (part for part in ALL if part == of_spaces(config.eviction, has_features=config.has_features))
+        for like, example in BlockSpace(config)._state.loops.examples.items():
+            assert cast("Any", numba).typeof(example) == type_of(like.name, part.pool), like
+
+
+def test_entries_are_for_the_arrays_of_the_policy_and_of_features() -> None:
+    plain, featured, hazard = (
+        {entry.loop: entry for entry in part.entries()}
+        for part in (of_spaces("lru", has_features=False), of_spaces("lru"), of_spaces("hazard"))
+    )
+    assert plain.keys() < featured.keys()
+    assert all(name.startswith("blocks.eviction.hazard.") for name in hazard.keys() - featured.keys())
+    assert {entry.pool for entry in plain.values()} == {"", "blocks.record.PoolArrays"}
+    assert {entry.pool for entry in featured.values()} == {"", "blocks.record.FeaturedArrays"}
+    assert {entry.pool for entry in hazard.values()} == {"", "blocks.eviction.hazard.policy.HazardArrays"}
     assert of_spaces("fifo", has_features=False) == of_spaces("fifo")
-
-
-@pytest.mark.plain_only
-def test_what_is_recorded_names_each_loop_once_and_depends_on_the_policy() -> None:
-    lru, hazard = recorded_once(of_spaces("lru")), recorded_once(of_spaces("hazard"))
-    assert len(lru) == len(set(lru)) > 100
-    own = {(each.module, each.name) for each in hazard} - {(each.module, each.name) for each in lru}
-    assert all(module.startswith("pagedkv.blocks.eviction.hazard.") for module, _ in own)
-    assert {(each.module, each.name) for each in lru} <= {(each.module, each.name) for each in hazard}
-    assert any("HazardArrays" in str(each.kinds) for each in hazard)
-    assert not any("HazardArrays" in str(each.kinds) for each in lru)
 
 
 def test_an_unknown_policy_is_refused_before_anything_is_compiled() -> None:
@@ -110,33 +127,11 @@ def test_who_interrupts_a_warm_up_waits_for_the_loops_under_way_alone() -> None:
 
 
 @pytest.mark.long
-def test_random_operations_reach_no_loop_that_the_rehearsal_lacks() -> None:
-    """By the types of their arguments; policies other than LRU have the same loops with other arrays."""
-    rehearsed = {*recorded_once(of_spaces("lru")), *recorded_once(of_spaces("lru", has_features=False))}
-    reached = recorded([Rehearsal("tests.warming.driving")])
-    assert any(each.name == "branch_row" for each in reached)
-    others = ("AdaptiveArrays", "FifoArrays", "HazardArrays")
-    new = [each for each in reached if each not in rehearsed and ".eviction." not in each.module]
-    assert [each for each in new if not any(name in str(each.kinds) for name in others)] == []
-
-
-@pytest.mark.plain_only
-def test_curves_and_attention_have_loops_of_their_own() -> None:
-    of_blocks, in_a_model, attention = (
-        {each.name for each in recorded_once(rehearsal)}
-        for rehearsal in (of_curves("lru"), of_model_curves("lru"), ATTENTION)
-    )
-    assert {
-        "_serve_prompts",
-        "_serve_all",
-        "_insert",
-        "_fill_table",
-        "_use_prompts",
-        "_mark_distances",
-        "_count_within",
-    } <= of_blocks
-    assert "write_path" in in_a_model
-    assert attention == {"write_tokens", "decode_attention"}
+def test_random_operations_call_nothing_that_the_list_lacks() -> None:
+    """Also prints the lines that are missing, with the class of arrays for POOL, GROUP and the like."""
+    loops, missing = recorded("tests.warming.driving")
+    assert "space.forking.branch_row" in loops
+    assert missing == []
 
 
 def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package() -> None:
@@ -188,12 +183,10 @@ with TemporaryDirectory() as folder:
 STORE = """
 from tests.compiling import TESTED_POLICIES
 from tests.tiers.faults.machine import FaultMachine
-from pagedkv.tiers.core import rehearse
 
 for policy in TESTED_POLICIES:
-    rehearse(policy)
-for seed in range(3):
-    FaultMachine(seed, fault_rate=0.2).run(3000)
+    for seed in range(3):
+        FaultMachine(seed, fault_rate=0.2, eviction=policy).run(3000)
 """
 ROUTE = """
 from pagedkv.simulation import ServingConfig
@@ -287,7 +280,7 @@ from pagedkv.warming import ATTENTION, make_ready
 from pagedkv.warming import ready
 ready.compile_all = lambda _: compiled.append("all anew")
 make_ready(ATTENTION)
-ATTENTION.run()
+ATTENTION.compile()
 """
 TARGET = next((target for target in TARGETS["x86_64"] if target.runs_on(own_processor())), None)
 

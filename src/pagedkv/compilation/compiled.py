@@ -14,7 +14,6 @@ from numba.core.dispatcher import Dispatcher
 
 from pagedkv.compilation.loop import Loop
 from pagedkv.compilation.loop_cache import LoopCache
-from pagedkv.compilation.requests import RECORDED, is_recording
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,7 +58,7 @@ def inlined_sums(function: Callable[P, R]) -> Callable[P, R]:
 
 def _compile(function: Callable[P, R], **given: object) -> Callable[P, R]:
     if not is_compiling_at_all():
-        return RECORDED.noting(function) if is_recording() else function
+        return function
     loop = Loop(function, {"nopython": True, "boundscheck": None, "error_model": "numpy", "_nrt": False, **given})
     if function.__closure__ is None:  # its source determines it
         loop._cache = LoopCache(function)  # noqa: SLF001  # what ``cache=True`` sets, to Numba's own
@@ -67,8 +66,8 @@ def _compile(function: Callable[P, R], **given: object) -> Callable[P, R]:
 
 
 def is_compiling_at_all() -> bool:
-    """Whether loops are compiled, rather than interpreted or recorded."""
-    return not (is_recording() or cast("Any", numba).config.DISABLE_JIT)
+    """Whether loops are compiled, rather than interpreted."""
+    return not cast("Any", numba).config.DISABLE_JIT
 
 
 def specialize(loop: Callable[P, R], *examples: P.args, **_: P.kwargs) -> Callable[P, R]:
@@ -78,8 +77,6 @@ def specialize(loop: Callable[P, R], *examples: P.args, **_: P.kwargs) -> Callab
     machine code's own entry takes 0.06 us. For a decode step of a few rows that is most of the time.
     The caller guarantees the types: the entry does not check them.
     """
-    if is_recording():
-        RECORDED.note(cast("Any", loop).__wrapped__, examples)
     if not isinstance(loop, Dispatcher):
         return loop  # interpreted
     return cast("Callable[P, R]", _entry_point(loop, _Examples(examples)))

@@ -23,8 +23,6 @@ Invariants (:meth:`~StoreCore.check`):
 Deletes are sent first, since they make room, then reads, since requests wait for them, then writes. The circuit breaker
 decides whether anything is sent at all. An overdue action counts as one failure, and stays in flight until the driver
 reports it; its end tells nothing of the body. Nor does a delete that succeeds: where all is gone, deletes do.
-
-:func:`rehearse` runs all operations of a small store, so that all loops of stores are compiled.
 """
 
 from collections import Counter
@@ -47,12 +45,10 @@ from pagedkv.tiers.words import (
     Answer,
     Fault,
     LoadEnd,
-    Read,
     StoreConfig,
     StoreEventKind,
     StoreEvents,
     StoreOutcome,
-    Write,
     as_keys,
     names_of,
     words_of,
@@ -568,51 +564,3 @@ class Dispatch:
     def _send(self, action: Action) -> None:
         self._deadlines.add(action.action, action.deadline_s)
         self._actions.append(action)
-
-
-NBYTES = 10
-DEADLINE_S = 5.0
-
-
-def rehearse(eviction: str) -> None:
-    """Store, find, load, evict, lose and withdraw entries, with the eviction policy of a store."""
-    config = StoreConfig(cap_nbytes=4 * NBYTES, max_entries=6, eviction=eviction, admission="second-offer")
-    store = StoreCore(config)
-    keys = np.random.default_rng(1).integers(0, 256, (8, 32), dtype=np.uint8)
-    store.restore(keys[7:], [NBYTES], 0.0)
-    for first in (0, 3):
-        some = keys[first : first + 3]
-        for _ in range(2):
-            store.select_for_offer(some, 1.0)
-        store.offer(some, [NBYTES] * len(some), 1.0)
-        store.offer(some, [NBYTES] * len(some), 1.0)
-        _carry_out(store, None)
-        store.look_up(some)
-        store.load(some, 2.0, DEADLINE_S)
-        _carry_out(store, None if first else Fault.GONE)
-    _offer(store, keys[6:7], Fault.IO)
-    store.withdraw(keys[3:4], 3.0)
-    _carry_out(store, None)
-    store.reset(4.0)
-    _carry_out(store, None)
-    store.check()
-
-
-def _offer(store: StoreCore, keys: npt.NDArray[np.uint8], fault: Fault) -> None:
-    """Offer entries whose writes fail."""
-    store.select_for_offer(keys, 2.0)
-    store.select_for_offer(keys, 2.0)
-    store.offer(keys, [NBYTES] * len(keys), 2.0, is_noted=True)
-    _carry_out(store, None, fault)
-
-
-def _carry_out(store: StoreCore, read: Fault | None, write: Fault | None = None) -> None:
-    """Report all actions as completed, or reads and writes as failed if a fault is given for them."""
-    while actions := store.take_actions():
-        for action in actions:
-            fault = read if isinstance(action, Read) else write if isinstance(action, Write) else None
-            if fault is None:
-                store.completed(action.action, 2.0, NBYTES if isinstance(action, Read) else None)
-            else:
-                store.failed(action.action, fault, 2.0)
-    store.take_answers()

@@ -1,4 +1,4 @@
-"""Compiling all loops that rehearsals reach, in parallel, and keeping them on disk."""
+"""Compiling all loops that parts call, in parallel, and keeping them on disk."""
 
 import os
 import pickle
@@ -15,10 +15,8 @@ from pagedkv.blocks.eviction.registry import DEFAULT
 from pagedkv.compilation.cache_folder import find_cache_folder
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER
 from pagedkv.compilation.notice import SETTING
-from pagedkv.compilation.requests import Request
 from pagedkv.compilation.targets import EXACTLY, Target, own_processor, target_named
-from pagedkv.warming.recording import recorded
-from pagedkv.warming.rehearsals import Rehearsal, all_of
+from pagedkv.warming.parts import Entry, Part, all_of
 from pagedkv.warming.runs import Runs
 from pagedkv.warming.stamps import stamp
 
@@ -66,34 +64,34 @@ def warm_up(
         RuntimeError: a process ended before its loops were compiled; the message has its output.
     """
     chosen = None if target is None else target_named(target)
-    rehearsals = list(dict.fromkeys(rehearsal for eviction in evictions for rehearsal in all_of(eviction)))
-    return compile_all(rehearsals, chosen, num_processes=num_processes, on_progress=on_progress)
+    parts = list(dict.fromkeys(part for eviction in evictions for part in all_of(eviction)))
+    return compile_all(parts, chosen, num_processes=num_processes, on_progress=on_progress)
 
 
 def compile_all(
-    rehearsals: Sequence[Rehearsal],
+    parts: Sequence[Part],
     target: Target | None = None,
     *,
     num_processes: int | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> WarmUp:
-    """Compile all loops that rehearsals reach; see :func:`warm_up` for the arguments and errors."""
+    """Compile all loops that parts call; see :func:`warm_up` for the arguments and errors."""
     began = time.perf_counter()
-    requests = recorded(rehearsals)
+    entries = list(dict.fromkeys(entry for part in parts for entry in part.entries()))
     # A warm-up compiles for other processes, even if this one runs its loops as plain Python.
     environment = {SETTING: "0", EXACTLY: "1", "NUMBA_DISABLE_JIT": "0"} | (
         {} if target is None else target.environment
     )
-    processes = min(num_processes or os.cpu_count() or 1, max(1, len(requests)))
-    waiting = Runs(requests, processes)
-    on_progress(0, len(requests))
+    processes = min(num_processes or os.cpu_count() or 1, max(1, len(entries)))
+    waiting = Runs(entries, processes)
+    on_progress(0, len(entries))
     with ThreadPoolExecutor(processes) as threads:
         workers = [
             threads.submit(
                 _drive,
                 partial(waiting.take, i),
                 environment,
-                lambda: on_progress(len(requests) - len(waiting), len(requests)),
+                lambda: on_progress(len(entries) - len(waiting), len(entries)),
             )
             for i in range(processes)
         ]
@@ -104,14 +102,14 @@ def compile_all(
             waiting.clear()  # else an interrupted warm-up would wait until all other loops are compiled
             raise
     own = own_processor()
-    for rehearsal in rehearsals:
-        stamp(rehearsal, own if target is None else target.processor(own[0]), len(requests))
+    for part in parts:
+        stamp(part, own if target is None else target.processor(own[0]), len(entries))
     folder = find_cache_folder(PACKAGE_FOLDER)
-    return WarmUp(len(requests), time.perf_counter() - began, processes, None if folder is None else str(folder.path))
+    return WarmUp(len(entries), time.perf_counter() - began, processes, None if folder is None else str(folder.path))
 
 
-def _drive(take: Callable[[], Request | None], environment: dict[str, str], done: Callable[[], None]) -> None:
-    """Start a process with these environment variables, and let it compile the requests that are taken, one by one."""
+def _drive(take: Callable[[], Entry | None], environment: dict[str, str], done: Callable[[], None]) -> None:
+    """Start a process with these environment variables, and let it compile the entries that are taken, one by one."""
     program = "from pagedkv.warming.warm_up import work; work()"
     with subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", program],
@@ -123,22 +121,22 @@ def _drive(take: Callable[[], Request | None], environment: dict[str, str], done
         assert process.stdin is not None, "its input is a pipe"
         assert process.stdout is not None, "its output is a pipe"
         assert process.stderr is not None, "its errors go to a pipe"
-        while (request := take()) is not None:
-            pickle.dump(request, process.stdin)
+        while (entry := take()) is not None:
+            pickle.dump(entry, process.stdin)
             process.stdin.flush()
             if process.stdout.readline() != DONE:
-                raise RuntimeError(f"{request.name} is not compiled: {process.stderr.read().decode()[-2000:]}")
+                raise RuntimeError(f"{entry.loop} is not compiled: {process.stderr.read().decode()[-2000:]}")
             done()
         process.stdin.close()
 
 
 def work() -> None:
-    """Compile the requests that are read from stdin, until its end."""
+    """Compile the entries that are read from stdin, until its end."""
     while True:
         try:
-            request: Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # the process above wrote it
+            entry: Entry = pickle.load(sys.stdin.buffer)  # noqa: S301  # the process above wrote it
         except EOFError:
             return
-        request.compile()
+        entry.compile()
         sys.stdout.buffer.write(DONE)
         sys.stdout.buffer.flush()

@@ -24,7 +24,7 @@ from tests.tiers.faults.contents import IDENTITY, Content, make_chains
 from tests.tiers.faults.ledger import Ledger
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.tiers.faults.rehearsed"])
+FORKS.set_forkserver_preload(["tests.tiers.faults.compiled"])
 SUBTREE: Final = IDENTITY.fingerprint.hex()[:32]
 NUM_CHAINS: Final = 40
 LARGE: Final = 4200

@@ -65,7 +65,7 @@ from pagedkv.planner.traces.token_blocks import ContentBlocks
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.tiers import TOKEN_NBYTES
 from pagedkv.tiers import Admission
-from pagedkv.warming import Rehearsal, make_ready, of_curves, of_model_curves, of_stores
+from pagedkv.warming import Part, make_ready, of_curves, of_model_curves, of_stores
 
 DEFAULTS: Final = TraceOptions()
 BLOCK_SIZE: Final = 16
@@ -388,8 +388,8 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all options of its curve, by
         TraceError: the trace cannot be read, or has no content.
         InterruptedRunError: Ctrl-C.
     """
-    rehearsals = [*map(of_curves, policies_for(0)), *([of_stores(DEFAULT_EVICTION)] if below.settings else [])]
-    blocks = TraceBlocks([path], options, rehearsals, full_blocks_only=full_blocks_only, block_size=block_size)
+    parts = [*map(of_curves, policies_for(0)), *([of_stores(DEFAULT_EVICTION)] if below.settings else [])]
+    blocks = TraceBlocks([path], options, parts, full_blocks_only=full_blocks_only, block_size=block_size)
     return _curve(blocks, capacities, num_tokens=num_tokens, below=below)
 
 
@@ -399,7 +399,7 @@ class TraceBlocks:
     Args:
         paths: the trace, or several as one.
         options: how to read each.
-        rehearsals: rehearsals of the measurements that follow.
+        parts: what the measurements that follow call.
         full_blocks_only: leave out the id of a partly filled last block.
         block_size: tokens of the blocks that are made from tokens and texts.
         keeps_answers: whether blocks of answers stay cached, if the trace has their tokens.
@@ -415,7 +415,7 @@ class TraceBlocks:
         self,
         paths: Sequence[str],
         options: TraceOptions,
-        rehearsals: Iterable[Rehearsal],
+        parts: Iterable[Part],
         *,
         full_blocks_only: bool,
         block_size: int,
@@ -425,7 +425,7 @@ class TraceBlocks:
         self._paths = paths
         self._keeps_answers = keeps_answers
         self._merging = merging
-        self._rehearsals = tuple(rehearsals)
+        self._parts = tuple(parts)
         self._options = options
         self._full_blocks_only = full_blocks_only
         self._blocks = ContentBlocks(block_size)
@@ -438,7 +438,7 @@ class TraceBlocks:
         """Read the references of the trace; show progress during and after reading."""
         with TraceSources(self._paths, self._options, self._merging) as trace:
             requests = self._named(trace.requests())
-            prepare(partial(make_ready, *self._rehearsals))
+            prepare(partial(make_ready, *self._parts))
             with progress_bars() as progress:
                 collector = ReferenceCollector(trace.name, full_blocks_only=self._full_blocks_only)
                 references = _collect(trace, requests, collector, trace.name, progress)

@@ -61,7 +61,7 @@ def route(  # noqa: PLR0913 - typer needs a parameter for each option
     """
     from pagedkv.route import Engine, EngineRouter, RouteConfig, create_app, read_engines, run  # noqa: PLC0415
     from pagedkv.route.proxy import ProxyLimits  # noqa: PLC0415 - help works without its extra
-    from pagedkv.routing.rehearsal import rehearse  # noqa: PLC0415 - as above
+    from pagedkv.warming import ROUTING  # noqa: PLC0415 - as above
 
     if (engines_file is None) == (not engines):
         raise ConfigurationError("name the servers by URL, or by a file (--engines), and not by both")
@@ -84,7 +84,7 @@ def route(  # noqa: PLR0913 - typer needs a parameter for each option
     )
     logging.basicConfig(format="pagedkv: %(message)s", level=logging.WARNING)
     logging.getLogger("pagedkv.route").setLevel(logging.INFO if verbose else logging.WARNING)
-    rehearse()  # compiles the loops of a decision
+    ROUTING.compile()  # now, not in the first decision
     sockets = bound(host, port, "--host", "--port")
     typed = sockets[0].getsockname()[1]
     shown = "127.0.0.1" if is_loopback(host) else host

@@ -6,24 +6,21 @@ blocks, and its hit depends on the window blocks that the space keeps (docs/deci
 optimum cannot predict that. So each capacity is replayed request by request: a prompt is matched, computed in chunks as
 in engines, so that its windows slide, and freed. The result has the hits of policies, bounded by those of an unbounded
 cache.
-
-:func:`rehearse` measures the curves of a tiny trace, so that all their loops are compiled.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from pagedkv.contract.answers import Allocation
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import GIB, SpaceConfig
-from pagedkv.contract.spec import FullAttention, GroupSpec
-from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, CacheNeed, MemoryNeed, measure_curve
-from pagedkv.planner.capacity.references import BlockReferences, Partition, ReferenceCollector, write_path
-from pagedkv.planner.traces.request import Request
+from pagedkv.contract.spec import GroupSpec
+from pagedkv.planner.capacity.curve import CacheNeed, MemoryNeed
+from pagedkv.planner.capacity.references import BlockReferences, Partition, write_path
 from pagedkv.space import BlockSpace, PrefixHit
 
 MOST_TOKENS_A_STEP: Final = 8192
@@ -323,27 +320,3 @@ def _space_config(
         watermark=0.0,
         eviction=policy,
     )
-
-
-MANY: Final = 3_000
-"""Blocks of the longest prompt: enough that the tree of blocks and its table grow."""
-
-
-def rehearse(eviction: str, of: Literal["blocks", "model"]) -> None:
-    """Measure the hits of a policy: in one pool beside the optimum, or in the space of a model."""
-    prompts = [[0, 1, 2], [0, 1, 3], [4], [0, 1, 2]]
-    references = _references(*prompts, list(range(10, 10 + MANY)))
-    if of == "blocks":
-        policies = {name: POLICIES[name] for name in (eviction, OPTIMAL)}
-        divided = Partition("tenant", ["all"], np.zeros(references.num_requests, np.int32))
-        measure_curve(references, [2, 3], policies, partitions=[divided])
-    else:
-        model = CachedModel("tiny", (FullAttention(block_size=1),), [CachePoint(1.0, {"device": 5})])
-        measure_model_curve(_references(*prompts), model, [eviction])
-
-
-def _references(*prompts: list[int]) -> BlockReferences:
-    collector = ReferenceCollector("nowhere")
-    for block_ids in prompts:
-        collector.add(Request(0.0, len(block_ids), 0, np.array(block_ids, np.int64), 1))
-    return collector.references()

@@ -1,5 +1,5 @@
 """Loops of stores, compiled in the process that imports this: processes that it forks have them at once."""
 
-from pagedkv.tiers.core import rehearse
+from pagedkv.warming import of_stores
 
-rehearse("lru")
+of_stores("lru").compile()
