@@ -1,12 +1,13 @@
-"""Two stock vLLM servers behind ``pagedkv route``, the same requests in turn: by prefix, and round-robin.
+"""Two stock vLLM servers, the same requests in turn: through ``pagedkv route``, and by the rule of Ray's router.
 
     python -m benchmarks.route http://127.0.0.1:8101,tcp://127.0.0.1:6011,tcp://127.0.0.1:6012 \
         http://127.0.0.1:8102,tcp://127.0.0.1:6021,tcp://127.0.0.1:6022 --blocks 100 --block-size 32 [--json FILE]
 
 Each engine is URL,EVENTS,REPLAY, as it was started, with ``--enable-prompt-tokens-details``. 24 conversations of four
 kinds take six turns, four conversations at a time, and then one after the other; those of one kind share a beginning,
-and each turn has the prompt and the answer of the turn before. A burst is 40 prompts with one beginning at once. For
-each way of routing prompts begin differently, so that nothing is left of the way before.
+and each turn has the prompt and the answer of the turn before. A burst is 400 prompts with 1,600 equal tokens at once
+(``--burst``). For each way of routing prompts begin differently, so that nothing is left of the way before. By Ray's
+rule (:mod:`benchmarks.ray_rule`) the client itself chooses the engine.
 
 Hits are the engines' own ``cached_tokens``. They are compared with one pool of the summed blocks that is served the
 same requests in the order in which they ended, and each with what the router expected when it sent the request, which
@@ -21,18 +22,19 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast, final
 
 import httpx
 import numpy as np
 import uvicorn
 
 from benchmarks.machine import describe
+from benchmarks.ray_rule import RayRule
 from pagedkv import Allocation, BlockSpace, FullAttention, SpaceConfig
 from pagedkv.listening import bound
 from pagedkv.route import Engine, EngineRouter, RouteConfig, create_app
@@ -44,8 +46,10 @@ SHARED_TOKENS: Final = 160
 TURN_TOKENS: Final = 64
 ANSWER_TOKENS: Final = 16
 AT_ONCE: Final = 4
-BURST: Final = 40
-BURST_TOKENS: Final = 800
+BURST: Final = 400
+BURST_TOKENS: Final = 1600
+RAY: Final = "Ray"
+MANY: Final = httpx.Limits(max_connections=None)
 LEAST_TOKEN: Final = 10
 NUM_TOKENS: Final = 3000
 OWN_TIMES: Final = re.compile(r"tokenise;dur=([\d.]+), choose;dur=([\d.]+)")
@@ -78,6 +82,47 @@ class Row:
     by_engine: dict[str, int]
 
 
+@final
+class ByRay:
+    """Sends each request to the engine that Ray's rule chooses.
+
+    Args:
+        clients: of the engines, by address.
+    """
+
+    def __init__(self, clients: Mapping[str, httpx.AsyncClient]) -> None:
+        self._clients = clients
+        self._rule = RayRule([*clients])
+        self._queues = dict.fromkeys(clients, 0)
+
+    @asynccontextmanager
+    async def stream(self, method: str, path: str, *, json: dict[str, Any]) -> AsyncIterator[httpx.Response]:
+        """Send a request whose prompt is a list of tokens."""
+        name = self._rule.choose(json["prompt"], self._queues, time.monotonic())
+        self._queues[name] += 1
+        try:
+            async with self._clients[name].stream(method, path, json=json) as answer:
+                answer.headers["x-pagedkv-replica"] = name
+                yield answer
+        finally:
+            self._queues[name] -= 1
+
+
+Client: TypeAlias = httpx.AsyncClient | ByRay
+
+
+@asynccontextmanager
+async def clients_of(engines: Sequence[Engine], way: str) -> AsyncIterator[Client]:
+    """Yield what requests are sent through."""
+    if way != RAY:
+        async with routed(engines, cast("Routing", way)) as (client, _):
+            yield client
+        return
+    async with AsyncExitStack() as stack:
+        made = [httpx.AsyncClient(base_url=each.url, timeout=300, limits=MANY) for each in engines]
+        yield ByRay({each.url: await stack.enter_async_context(one) for each, one in zip(engines, made, strict=True)})
+
+
 @asynccontextmanager
 async def routed(engines: Sequence[Engine], routing: Routing) -> AsyncIterator[tuple[httpx.AsyncClient, EngineRouter]]:
     """Serve a router in this process."""
@@ -88,7 +133,7 @@ async def routed(engines: Sequence[Engine], routing: Routing) -> AsyncIterator[t
         )
         serving = asyncio.create_task(server.serve(sockets))
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=300, limits=MANY) as client:
             while not server.started:  # noqa: ASYNC110 - uvicorn tells it by nothing else
                 await asyncio.sleep(0.05)
             yield client, router
@@ -96,7 +141,7 @@ async def routed(engines: Sequence[Engine], routing: Routing) -> AsyncIterator[t
             await serving
 
 
-async def ask(client: httpx.AsyncClient, model: str, prompt: Sequence[int]) -> Answered:
+async def ask(client: Client, model: str, prompt: Sequence[int]) -> Answered:
     """Send one request, as a stream."""
     body = {"model": model, "prompt": list(prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
@@ -124,7 +169,7 @@ def drawn(random: Random, num: int) -> list[int]:
 
 
 async def converse(  # noqa: PLR0913, PLR0917 - a conversation, and where it is held
-    client: httpx.AsyncClient, model: str, number: int, turns: int, mark: int, done: list[Answered]
+    client: Client, model: str, number: int, turns: int, mark: int, done: list[Answered]
 ) -> None:
     """Hold one conversation; its tokens depend on its number and the mark alone."""
     random = Random(number)
@@ -138,7 +183,7 @@ async def converse(  # noqa: PLR0913, PLR0917 - a conversation, and where it is 
 
 
 async def hold_all(  # noqa: PLR0913, PLR0917 - as converse
-    client: httpx.AsyncClient, model: str, conversations: int, turns: int, mark: int, at_once: int
+    client: Client, model: str, conversations: int, turns: int, mark: int, at_once: int
 ) -> list[Answered]:
     """Hold conversations, some at a time."""
     done: list[Answered] = []
@@ -152,12 +197,11 @@ async def hold_all(  # noqa: PLR0913, PLR0917 - as converse
     return done
 
 
-async def burst(client: httpx.AsyncClient, model: str, mark: int) -> list[Answered]:
-    """Send prompts with one beginning at once."""
-    shared = [LEAST_TOKEN + mark, *drawn(Random(1000), BURST_TOKENS)]
-    return list(
-        await asyncio.gather(*(ask(client, model, [*shared, *drawn(Random(each), 8)]) for each in range(BURST)))
-    )
+async def burst(client: Client, model: str, mark: int, num: int, num_shared: int) -> list[Answered]:
+    """Send prompts with one beginning at once; they are told in the order in which they ended."""
+    shared = [LEAST_TOKEN + mark, *drawn(Random(1000), num_shared)]
+    asked = [ask(client, model, [*shared, *drawn(Random(each), 8)]) for each in range(num)]
+    return [await answered for answered in asyncio.as_completed(asked)]
 
 
 def hits_of_one_pool(done: Sequence[Answered], num_blocks: int, block_size: int) -> int:
@@ -221,17 +265,17 @@ async def measure(engines: Sequence[Engine], model: str, arguments: argparse.Nam
     """Measure all."""
     num_blocks = len(engines) * arguments.blocks
     rows, mark = [], arguments.mark
-    ways: tuple[Routing, ...] = ("prefix", "round-robin")
+    ways = ("prefix", "round-robin", RAY)
     for at_once, name in ((AT_ONCE, "conversations"), (1, "one by one")):
         for routing in ways:
             mark += 1
-            async with routed(engines, routing) as (client, _):
+            async with clients_of(engines, routing) as client:
                 done = await hold_all(client, model, arguments.conversations, arguments.turns, mark, at_once)
             rows.append(row_of(routing, name, done, num_blocks, arguments.block_size))
     for routing in ways:
         mark += 1
-        async with routed(engines, routing) as (client, _):
-            done = await burst(client, model, mark)
+        async with clients_of(engines, routing) as client:
+            done = await burst(client, model, mark, *arguments.burst)
         rows.append(row_of(routing, "burst", done, num_blocks, arguments.block_size))
     return {"rows": [asdict(row) for row in rows], "overhead": await overhead(engines, model, arguments.requests)}
 
@@ -244,6 +288,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, required=True)
     parser.add_argument("--conversations", type=int, default=24)
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--burst", type=int, nargs=2, default=[BURST, BURST_TOKENS], metavar=("PROMPTS", "TOKENS"))
     parser.add_argument("--requests", type=int, default=60, help="of the overhead, each way")
     parser.add_argument("--mark", type=int, default=0, help="another one for another run with the same engines")
     parser.add_argument("--json", type=Path)
