@@ -60,7 +60,7 @@ test-plain: $(STAMP) ## those marked `interpreted` or `plain_only`, which see th
 
 test-ray: $(STAMP) ## engines as replicas of Ray Serve, on this machine: requests, routes, 23 deaths of replicas
 	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)
-	$(BIN)/pytest -n 0 -m ray tests/cluster
+	$(BIN)/pytest -n 0 -m ray tests/cluster tests/plugins
 
 test-long: $(STAMP) ## the tests marked long
 	$(PYTEST) -m "long and not ray"

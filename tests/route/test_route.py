@@ -352,3 +352,19 @@ def test_results_of_tools_with_several_texts_are_lines_as_in_vllm() -> None:
     question = as_question("/v1/messages", {"model": "base", "messages": [said]})
     assert isinstance(question, dict)
     assert question["messages"] == [{"role": "tool", "tool_call_id": "t", "content": "one\ntwo"}]
+
+
+def test_the_library_as_the_page_shows_it(two: tuple[FakeEngine, FakeEngine, Engine, Engine]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "route.md"
+    shown = page.read_text().partition("## In Python")[2].split("```")[1].removeprefix("py\n")
+    function, _, _ = shown.partition("\nwith EngineRouter(")
+    names: dict[str, Any] = {}
+    exec(function, names)  # noqa: S102 - the project's own page
+    first, second, one, other = two
+    for engine in (first, second):
+        engine.pieces = (b"data: {}\n\n", b"data: [DONE]\n\n")
+    with EngineRouter([one, other]) as router:
+        for _ in range(3):
+            assert names["ask"](router, list(range(100))) == "data: {}\n\ndata: [DONE]\n"
+        assert sorted(len(each.asked) for each in (first, second)) == [0, 3], "where it was sent before"
+        assert not any(each.num_waiting + each.num_decoding for each in router.statuses())

@@ -34,13 +34,17 @@ with needing("route", "pagedkv.route"):
 from pagedkv.route.app import RouteConfig, create_app, run
 from pagedkv.route.engines import Engine, EngineStatus, read_engines
 from pagedkv.route.placing import EngineRouter, Placed
+from pagedkv.route.prompts import Prompt, Prompts, Tokenizer
 
 __all__ = [
     "Engine",
     "EngineRouter",
     "EngineStatus",
     "Placed",
+    "Prompt",
+    "Prompts",
     "RouteConfig",
+    "Tokenizer",
     "create_app",
     "read_engines",
     "run",

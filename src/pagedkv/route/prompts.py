@@ -81,7 +81,7 @@ class Prompts:
     """Reads prompts.
 
     Args:
-        session: asks engines.
+        session: asks engines; None: none is asked, so texts need a tokenizer.
         timeout_s: most seconds of one question.
         tokenizer: one of transformers, which is asked in place of engines; None: engines are.
 
@@ -89,7 +89,9 @@ class Prompts:
         adapters: names of models that are adapters of another one.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, timeout_s: float, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession | None, timeout_s: float, tokenizer: Tokenizer | None = None
+    ) -> None:
         self._session = session
         self._timeout_s = timeout_s
         self._tokenizer = tokenizer
@@ -130,7 +132,7 @@ class Prompts:
         async with asyncio.timeout(self._timeout_s):
             if self._tokenizer is not None:
                 return await asyncio.to_thread(_tokenize, self._tokenizer, question)
-            if url is None:
+            if url is None or self._session is None:
                 raise LookupError("no engine is up to tokenise it")
             headers = {"Content-Type": "application/json"}
             headers |= {} if authorization is None else {"Authorization": authorization}
