@@ -10,10 +10,10 @@ from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.leasing import lease
 from pagedkv.blocks.life_cycle import make_cached, make_spare
 from pagedkv.blocks.prefix_index import find
-from pagedkv.blocks.record import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures, is_spare
+from pagedkv.blocks.record import NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures, is_spare
 from pagedkv.blocks.victims import end_overdue
 from pagedkv.compilation.compiled import compiled
-from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Uint32Array
 from pagedkv.planner.capacity.pool_hits import NAME, new_scratch, serve_prompt, write_digest
 from pagedkv.planner.capacity.references import BlockReferences, write_path
 

@@ -15,8 +15,9 @@ from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.eviction.policy import FETCHED_AHEAD, EvictionPolicy, expect, note_request
 from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.life_cycle import release, reuse
-from pagedkv.blocks.record import DIGEST_WORDS, NULL_BLOCK, PoolArrays, set_clock
+from pagedkv.blocks.record import NULL_BLOCK, PoolArrays, set_clock
 from pagedkv.blocks.sweeps import add_to_path, find_child
+from pagedkv.contract.arrays import DIGEST_WORDS
 
 __all__ = [
     "DIGEST_WORDS",

@@ -31,18 +31,17 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.record import DIGEST_WORDS, EXTRA, PoolArrays
+from pagedkv.blocks.record import EXTRA, PoolArrays
 from pagedkv.blocks.sha256 import sha256_message
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arguments import as_count, as_token_array
-from pagedkv.contract.arrays import Int32Array, Int64Array, Uint8Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_NBYTES, DIGEST_WORDS, Int32Array, Int64Array, Uint8Array, Uint32Array
 from pagedkv.contract.keys import MEDIA, NO_KEYS, MediaArrays, RequestKeys
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import ConfigurationError
 
 ROOT_DIGEST: Final = hashlib.sha256(b"pagedkv block chain 1").digest()
 ROOT_WORDS: Final = np.frombuffer(ROOT_DIGEST, ">u4").astype(np.uint32)
-DIGEST_NBYTES: Final = 32
 
 
 def hash_block_tokens(parent_digest: bytes, token_ids: TokenIds, extra_keys: bytes = b"") -> bytes:

@@ -20,7 +20,6 @@ from pagedkv.blocks.eviction import policy
 from pagedkv.blocks.ghosts import recall, remember
 from pagedkv.blocks.record import (
     BUCKET_NEXT,
-    DIGEST_WORDS,
     EVICTED,
     KEPT,
     LIFE,
@@ -40,7 +39,7 @@ from pagedkv.blocks.record import (
 from pagedkv.blocks.siblings import link_child, next_child, unlink_child
 from pagedkv.compilation.compiled import inlined, unsigned
 from pagedkv.contract.answers import REMOVED, STORED
-from pagedkv.contract.arrays import Uint32Array
+from pagedkv.contract.arrays import DIGEST_WORDS, Uint32Array
 from pagedkv.errors import BlockError
 
 GROUP_SPREAD: Final = 0x9E3779B1  # keeps equal digests of different groups in different buckets

@@ -41,7 +41,15 @@ import numpy.typing as npt
 
 from pagedkv.compilation.choice import chosen
 from pagedkv.compilation.compiled import inlined, unsigned
-from pagedkv.contract.arrays import Float32Array, Float64Array, Int32Array, Int64Array, Uint8Array, Uint32Array
+from pagedkv.contract.arrays import (
+    DIGEST_WORDS,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    Uint8Array,
+    Uint32Array,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,7 +115,6 @@ HIGH_PRIORITY: Final = float(np.finfo(np.float64).tiny)  # in ``leases``: kept b
 TENANT_FIELDS: Final = 4  # columns of ``tenants`` (blocks/tenant_charges.py)
 CHARGED: Final = 0  # the first of them: the tenant to which a block is charged
 NO_TENANT: Final = 0  # that of sequences without a tenant, to which blocks without content are charged
-DIGEST_WORDS: Final = 8
 EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
 
 

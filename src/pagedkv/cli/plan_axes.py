@@ -26,6 +26,7 @@ from pagedkv.models import ModelMemory, model_names
 from pagedkv.planner.recording.engine_pool import read_engine
 from pagedkv.planner.results import Result
 from pagedkv.routing import ROUTINGS, Routing
+from pagedkv.routing.residency import MOST_REPLICAS
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.closed_loop import ClosedLoop
 from pagedkv.simulation.cluster import ClusterSetting
@@ -35,7 +36,6 @@ from pagedkv.simulation.planning.decision import GPU_AXIS, REPLICAS_AXIS
 from pagedkv.simulation.planning.searching import HIGHEST_LOAD
 
 BY_NEED: Final = "need"
-MOST_REPLICAS: Final = 64
 _T = TypeVar("_T")
 
 

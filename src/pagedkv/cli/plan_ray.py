@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pagedkv.cli.plan_runs import PointCount, compile_for, run_in_process
+from pagedkv.cli.plan_runs import POLL_INTERVAL_S, PointCount, compile_for, run_in_process
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.contract.extras import needing
@@ -24,7 +24,6 @@ from pagedkv.simulation.planning import PlanPoint, PointFigures
 with needing("cluster", "--ray"):
     import ray
 ADDRESS: Final = "RAY_ADDRESS"
-POLL_INTERVAL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)

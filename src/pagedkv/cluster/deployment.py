@@ -25,10 +25,12 @@ from pagedkv.cluster.replicated_engine import ReplicatedEngine
 from pagedkv.cluster.routes import add_routes
 from pagedkv.contract.arguments import as_choice, as_count
 from pagedkv.contract.extras import needing
+from pagedkv.contract.space_config import GIB
 from pagedkv.engine import EngineConfig
 from pagedkv.engine.llm import compile_loops
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing import ROUTINGS, Routing
+from pagedkv.routing.residency import MOST_REPLICAS
 from pagedkv.server import ApiKeys, OpenAccess, ServerConfig, Service, create_app
 from pagedkv.server.engines import tokenizer_of
 
@@ -42,9 +44,6 @@ APPLICATION: Final = "pagedkv"
 ROUTER: Final = "pagedkv.cluster.request_router:PrefixRequestRouter"
 STATS_PERIOD_S: Final = 1.0
 HEALTH_PERIOD_S: Final = 2.0
-MOST_REPLICAS: Final = 64
-"""Most replicas of one index."""
-GIB: Final = 2**30
 START_TIMEOUT_S: Final = 1800.0
 CONNECT_TIMEOUT_S: Final = 5.0
 LOCAL_ADDRESS: Final = "local"

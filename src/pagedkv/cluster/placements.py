@@ -20,10 +20,10 @@ from typing import Any, Final, final
 from pagedkv.cluster.messages import HEARTBEAT_S, WEIGHTS, ReplicaFacts, RoutedRequest
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing import Choice, ReplicaIndex, ReplicaView, Router, Routing, RoutingRules
+from pagedkv.routing.routers import HOST
 from pagedkv.wire import FollowedMessage, follow
 
 MOST_CHOICES: Final = 1000
-HOST: Final = "CPU"
 MOST_SILENT_S: Final = 3 * HEARTBEAT_S
 
 

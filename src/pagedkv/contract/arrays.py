@@ -15,3 +15,7 @@ Uint32Array: TypeAlias = npt.NDArray[np.uint32]
 Uint8Array: TypeAlias = npt.NDArray[np.uint8]
 
 NO_BLOCKS: Final = np.zeros(0, np.int32)
+NO_TOKENS: Final = np.zeros(0, np.int32)
+DIGEST_NBYTES: Final = 32
+"""Of SHA-256."""
+DIGEST_WORDS: Final = 8

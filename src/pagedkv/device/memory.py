@@ -139,7 +139,7 @@ class DriverMemory:
     def __init__(self, nbytes: int, what: str, device: torch.device) -> None:
         torch.cuda.init()
         self._driver, self._what, self._device = _driver(), what, device
-        self._properties = _Properties(PINNED, 0, _Location(ON_DEVICE, device.index))
+        self._properties = _Properties(PINNED, 0, Location(ON_DEVICE, device.index))
         unit = self._granularity()
         self._padded = -(-nbytes // unit) * unit
         self._piece = -(-PIECE_NBYTES // unit) * unit
@@ -186,7 +186,7 @@ class DriverMemory:
         try:
             for offset in range(0, self._padded, self._piece):
                 self._pieces.take(offset, min(self._piece, self._padded - offset), self._properties)
-            access = _Access(_Location(ON_DEVICE, self._device.index), READ_WRITE)
+            access = _Access(Location(ON_DEVICE, self._device.index), READ_WRITE)
             _require(
                 self._driver.cuMemSetAccess(
                     ctypes.c_uint64(self.address), ctypes.c_size_t(self._padded), ctypes.byref(access),
@@ -280,7 +280,7 @@ def _driver() -> Any:  # noqa: ANN401 - a library's functions
     return library
 
 
-class _Location(ctypes.Structure):
+class Location(ctypes.Structure):
     """``CUmemLocation``."""
 
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
@@ -292,7 +292,7 @@ class _Properties(ctypes.Structure):
     _fields_ = (
         ("type", ctypes.c_int),
         ("requested_handle_types", ctypes.c_int),
-        ("location", _Location),
+        ("location", Location),
         ("win32_handle_meta_data", ctypes.c_void_p),
         ("flags", ctypes.c_uint8 * 8),
     )
@@ -301,7 +301,7 @@ class _Properties(ctypes.Structure):
 class _Access(ctypes.Structure):
     """``CUmemAccessDesc``."""
 
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+    _fields_ = (("location", Location), ("flags", ctypes.c_int))
 
 
 def allocate_pages(nbytes: int, what: str) -> torch.Tensor:

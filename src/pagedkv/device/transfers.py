@@ -24,19 +24,14 @@ from pagedkv.contract.arguments import as_array, as_flag, require_instance
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.device.kernels.inputs import StateSide, TokenSide
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
-from pagedkv.device.memory import PoolMemory
+from pagedkv.device.memory import LIBRARY, Location, PoolMemory
 from pagedkv.device.shapes import FP8_TYPES, Pieces
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.tensors import require_numbers, require_slots, require_tensor
 from pagedkv.errors import BlockError, ConfigurationError, DeviceUnavailableError, NoHostPoolError, TensorError
 
-LIBRARY: Final = "libcuda.so.1"
 IN_STREAM_ORDER: Final = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 BESIDE_COMPUTE: Final = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-
-
-class _Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class _Attributes(ctypes.Structure):
@@ -44,8 +39,8 @@ class _Attributes(ctypes.Structure):
 
     _fields_ = (
         ("src_access_order", ctypes.c_int),
-        ("src_location", _Location),
-        ("dst_location", _Location),
+        ("src_location", Location),
+        ("dst_location", Location),
         ("flags", ctypes.c_uint),
     )
 
@@ -68,7 +63,7 @@ def copy_batch(destinations: Int64Array, sources: Int64Array, sizes: Int64Array,
         _copy_one_by_one(destinations, sources, sizes, stream)
         return
     function, has_fail_index = entry
-    attributes = _Attributes(IN_STREAM_ORDER, _Location(), _Location(), BESIDE_COMPUTE)
+    attributes = _Attributes(IN_STREAM_ORDER, Location(), Location(), BESIDE_COMPUTE)
     first = ctypes.c_size_t(0)
     fail_index = ctypes.c_size_t(0)
     arrays = [np.ascontiguousarray(values, np.uint64) for values in (destinations, sources, sizes)]

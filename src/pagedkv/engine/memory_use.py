@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 import torch
 
+from pagedkv.contract.space_config import GIB
 from pagedkv.errors import ConfigurationError
 from pagedkv.probe import compat
 
-GIB: Final = 2**30
 CGROUP: Final = Path("/sys/fs/cgroup")
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from pagedkv.planner.capacity.curve import OPTIMAL
 from pagedkv.report.documents import Curve, ReportRun
 from pagedkv.report.drawing import (
     FILLS,
@@ -28,7 +29,6 @@ from pagedkv.report.drawing import (
 from pagedkv.report.figures import COUNT, PLOTS, RATIO, SECTIONS, TABLES
 from pagedkv.report.tables import Columns, Table, table
 
-OPTIMAL: Final = "optimal"
 IDEAL_LINE: Final = LineStyle(INK, ":", "")
 REPLAY_LINE: Final = LineStyle(INK, "", "X")
 TIERS_LINE: Final = LineStyle(INK, "-.", "")

@@ -19,10 +19,9 @@ from typing import Final, TypeAlias, final
 import numpy as np
 
 from pagedkv.blocks.digests import ExtraKeyArrays, ExtraKeyTable, digest_block, digest_prompt, keys_of_blocks
-from pagedkv.blocks.record import DIGEST_WORDS
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arguments import as_token_array
-from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Uint32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds
 

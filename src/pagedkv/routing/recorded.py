@@ -31,7 +31,7 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 
 from pagedkv.contract.answers import CacheEvents, StoredBlocks, TierEvents
-from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_NBYTES, DIGEST_WORDS, Int32Array, Uint32Array
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing.prompts import HashedPrompt
@@ -41,9 +41,7 @@ from pagedkv.routing.routers import Choice, Router, RoutingRules
 Line: TypeAlias = dict[str, Any]
 
 KEPT_NBYTES: Final = 16
-DIGEST_NBYTES: Final = 32
 KEPT_WORDS: Final = 4
-DIGEST_WORDS: Final = 8
 
 
 @final

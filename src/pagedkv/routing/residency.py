@@ -27,7 +27,7 @@ import numpy.typing as npt
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_WORDS, BoolArray, Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.spec import (
     ChunkedLocal,
     FullAttention,
@@ -42,7 +42,6 @@ from pagedkv.errors import ConfigurationError
 
 Uint64Array: TypeAlias = npt.NDArray[np.uint64]
 MOST_REPLICAS: Final = 64
-DIGEST_WORDS: Final = 8
 SMALLEST: Final = 1024
 MOST_FULL: Final = 0.6
 HIGH: Final = 0
@@ -54,7 +53,6 @@ NOTHING: Final = np.uint64(0)
 HALF_WORD: Final = np.uint64(32)
 FETCHED_AHEAD: Final = 16  # distance of prefetching, in blocks
 
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 NO_POSITION: Final = -1
 
 

@@ -24,13 +24,11 @@ from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing.prompts import HashedPrompt
-from pagedkv.routing.residency import MOST_REPLICAS, Residency, Uint64Array
+from pagedkv.routing.residency import MOST_REPLICAS, NOTHING, ONE, Residency, Uint64Array
 
 FIRST_RUNS: Final = 32
 """Runs of the first look-up; each further one has twice as many."""
 NO_MEDIUM: Final = -1
-ONE: Final = np.uint64(1)
-NOTHING: Final = np.uint64(0)
 
 END_WORDS: Final = np.frombuffer(b"pagedkv end of a chain, version1", ">u4").astype(np.uint32)
 """What tells the key of an end from the digest of its last block, as in :mod:`pagedkv.tiers.identity`."""

@@ -32,7 +32,7 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import NO_TOKENS, Int32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.plan import StepPlan
 from pagedkv.scheduling.config import NO_INTENT, CacheIntent, PreemptionKind
@@ -47,7 +47,6 @@ UNKNOWN_TOKEN: Final = -1
 MOST_AHEAD: Final = 2
 """Most tokens of a sequence that batches in flight sample, one after the other."""
 EMPTY_RECEIPT: Final = Receipt()
-NO_TOKENS: Final = np.zeros(0, np.int32)
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 

@@ -43,19 +43,18 @@ import numpy.typing as npt
 
 from pagedkv.contract.answers import AbortedSteps
 from pagedkv.contract.arguments import as_token_array
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import NO_TOKENS, BoolArray, Int32Array
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import SharedPrefixError, StepError, TokenError, TruncationError
 from pagedkv.scheduling.admitting import admit_waiting, branch_off, fits_alone
 from pagedkv.scheduling.config import SchedulingConfig
 from pagedkv.scheduling.growing import append_drafts, as_accepted, decode, fill_drafts, prefill, roll_back_drafts
-from pagedkv.scheduling.request import NO_TOKENS, Batch, BatchDraft, Chunk, Decoding, Progress, Request
+from pagedkv.scheduling.request import Batch, BatchDraft, Chunk, Decoding, Progress, Request
 from pagedkv.scheduling.state import BY_KEY, Loader, SchedulerState
 from pagedkv.space import BlockSpace
 
 NO_PARENTS: Final[Mapping[Request, Sequence[int]]] = MappingProxyType({})
 
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 Fills: TypeAlias = list[tuple[Int32Array, Int32Array]]
 """Rows and tokens that a later batch has appended as unknown ones; all are filled in by one call."""

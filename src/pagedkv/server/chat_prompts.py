@@ -44,7 +44,6 @@ TEMPLATE_FIELDS: Final = ("role", "content", "name", "tool_call_id")
 ANSWER_ROLE: Final = "assistant"
 LONGEST_TOKEN: Final = 1024
 """Assumed length of the longest token, in characters, where a tokenizer does not list its tokens."""
-MOST_BREAKPOINTS: Final = 4
 PLACEHOLDER_QUESTION: Final = {"role": "user", "content": "?"}
 """Added after a beginning that a template refuses without a user's message. Its text is unlike that of real messages,
 so that its tokens are not part of the common prefix by chance."""

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pagedkv.blocks import policy_named
-from pagedkv.contract.arguments import LARGEST_SIZE, as_count, as_number
+from pagedkv.contract.arguments import LARGEST_SIZE, as_count, as_number, require
 from pagedkv.contract.space_config import DEFAULT_EVICTION, SpaceConfig, TenantLimits
 from pagedkv.contract.spec import FullAttention, GroupSpec, keeps_state
-from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
 from pagedkv.simulation.tiers import TOKEN_NBYTES, SimulatedTier, require_distinct
 
@@ -80,16 +79,16 @@ class ServingConfig:
         self._check_memory()
         policy_named(self.eviction)
         load = as_number(self.load, "load")
-        _require(load > 0, f"load must be positive and finite, got {self.load}")
+        require(load > 0, f"load must be positive and finite, got {self.load}")
         as_count(self.seed, "seed", most=LARGEST_SEED)
         if self.max_length is not None:
             as_count(self.max_length, "max_length", least=1)
         for name in ("model", "cost_model_name"):
-            _require(isinstance(getattr(self, name), str | None), f"{name} must be text, got {getattr(self, name)!r}")
+            require(isinstance(getattr(self, name), str | None), f"{name} must be text, got {getattr(self, name)!r}")
         self._check_branching()
         require_distinct(self.tiers)
         has_host = any(self.space_config().host_blocks_by_pool().values())
-        _require(
+        require(
             has_host or self.preemption != "swap",
             "preemption by swap needs a host pool: give `num_host_blocks`, or preempt by recompute",
         )
@@ -98,7 +97,7 @@ class ServingConfig:
         """Check types alone: the space refuses too few blocks and unknown pools."""
         as_count(self.block_size, "block_size", least=1)
         is_groups = isinstance(self.groups, tuple) and all(isinstance(group, GroupSpec) for group in self.groups)
-        _require(self.groups is None or is_groups, f"groups must be a tuple of group rules, got {self.groups!r}")
+        require(self.groups is None or is_groups, f"groups must be a tuple of group rules, got {self.groups!r}")
         for name in ("num_blocks", "num_host_blocks"):
             given = getattr(self, name)
             for count in given.values() if isinstance(given, Mapping) else (given,):
@@ -106,15 +105,15 @@ class ServingConfig:
         is_known = isinstance(self.block_nbytes, Mapping) and all(
             as_count(count, "block_nbytes", least=1, most=MOST_NBYTES) for count in self.block_nbytes.values()
         )
-        _require(is_known, f"block_nbytes must map pools to bytes, got {self.block_nbytes!r}")
+        require(is_known, f"block_nbytes must map pools to bytes, got {self.block_nbytes!r}")
 
     def _check_branching(self) -> None:
-        _require(
+        require(
             self.num_samples is None or self.beam_width is None, "a request has samples or beams: give one of the two"
         )
         counts = (("`num_samples`", self.num_samples), ("`beam_width`", self.beam_width))
         for name, count in counts:
-            _require(
+            require(
                 count is None or 1 <= as_count(count, name, least=-LARGEST_SIZE) <= self.max_sequences,
                 f"{name} must be from 1 to max_sequences ({self.max_sequences}), got {count}",
             )
@@ -197,11 +196,6 @@ class ServingConfig:
             **({"overlap": True} if self.overlap else {}),
             **({"tiers": {each.medium: each.as_dict() for each in self.tiers}} if self.tiers else {}),
         }
-
-
-def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as an assertion
-    if not condition:
-        raise ConfigurationError(message)
 
 
 def _plain(by_pool: int | Mapping[str, int]) -> int | dict[str, int]:

@@ -68,6 +68,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.models import LayerGroup, ModelMemory, model_names, read_model
 from pagedkv.models.config import read_json_object
 from pagedkv.models.memory import GIB
+from pagedkv.models.reader import LEAST_LIKENESS, NUM_SUGGESTIONS
 from pagedkv.planner.results import Result
 
 __all__ = [
@@ -524,8 +525,6 @@ def cost_model_named(name: str) -> CostModel | None:
     return derive_cost_model(model, gpu, num_gpus)
 
 
-NUM_SUGGESTIONS: Final = 3
-LEAST_LIKENESS: Final = 0.4
 EXAMPLE: Final = "pagedkv.simulation.cost.CostModel().as_dict() shows all keys"
 
 

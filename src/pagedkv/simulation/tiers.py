@@ -34,6 +34,7 @@ from pagedkv.contract.answers import TierEvents
 from pagedkv.contract.arguments import as_choice, as_count, as_number
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
+from pagedkv.planner.capacity.curve import MEDIA
 from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.space import BlockSpace, PrefixHit
 from pagedkv.tiers import (
@@ -61,9 +62,9 @@ from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, Served
 from pagedkv.tiers.tier_events import MOST_TIER_EVENTS, TierEventLog
 from pagedkv.tiers.tier_loads import TierLoads
 from pagedkv.tiers.tier_offers import TierOffers
+from pagedkv.tiers.words import MOST_NBYTES
 
 MediumName: TypeAlias = Literal["host", "disk"]
-MEDIA: Final = ("host", "disk")
 HOST_BANDWIDTH: Final = 50e9
 HOST_LATENCY_S: Final = 0.0
 DISK_BANDWIDTH: Final = 3e9
@@ -71,7 +72,6 @@ DISK_LATENCY_S: Final = 1e-4
 TOKEN_NBYTES: Final = 2**18
 """Bytes of a token without a model: those of the default cost model's, Qwen3 32B in 16 bits (64 layers, 8 KV heads of
 128)."""
-MOST_NBYTES: Final = 2**62
 HOST_READS: Final = 1
 """Reads of host memory in flight: a copy engine makes one copy at a time, so each takes its own time alone."""
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_WORDS, hash_block_tokens
+from pagedkv.blocks.digests import ROOT_WORDS, hash_block_tokens
 from pagedkv.blocks.record import (
     AHEAD,
     EXTRA,
@@ -25,6 +25,7 @@ from pagedkv.blocks.record import (
     REF_COUNT,
     SPARE,
 )
+from pagedkv.contract.arrays import DIGEST_NBYTES
 from pagedkv.space.drafting import check_drafts
 from pagedkv.space.epochs import check_epochs
 from pagedkv.space.explaining import check_book

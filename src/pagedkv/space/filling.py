@@ -23,7 +23,7 @@ number of known tokens. The row's accepted tokens, up to which blocks are named 
 are known *and* computed by steps that are over.
 """
 
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ from pagedkv.blocks.record import (
 )
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.answers import Shortage
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import NO_TOKENS, Int32Array
 from pagedkv.errors import SharedPrefixError, TokenError
 from pagedkv.space import growing
 from pagedkv.space.drafting import accept_states, require_unknown
@@ -66,8 +66,6 @@ from pagedkv.space.rows import (
 )
 from pagedkv.space.state import SpaceState, as_numbers, require_known, require_status
 from pagedkv.space.steps import InFlightStep, Samplers, StepLedger
-
-NO_TOKENS: Final = np.zeros(0, np.int32)
 
 
 def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> list[tuple[int, int]] | Shortage:

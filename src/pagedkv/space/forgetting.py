@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import DIGEST_NBYTES
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import (
@@ -31,6 +30,7 @@ from pagedkv.blocks.record import (
     REF_COUNT,
 )
 from pagedkv.contract.answers import InvalidatedMemory
+from pagedkv.contract.arrays import DIGEST_NBYTES
 from pagedkv.contract.spec import Row
 from pagedkv.errors import StepError
 from pagedkv.space.hits import Prompt, digests_of_prefix

@@ -16,13 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.digests import (
-    DIGEST_NBYTES,
-    ROOT_WORDS,
-    digest_prompt,
-    keys_of_blocks,
-    words_of_digests,
-)
+from pagedkv.blocks.digests import ROOT_WORDS, digest_prompt, keys_of_blocks, words_of_digests
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import (
@@ -39,7 +33,7 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import PIECE, prefetch, same_piece
 from pagedkv.contract.answers import Load
 from pagedkv.contract.arguments import LARGEST_SIZE, as_array, as_token_array
-from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_NBYTES, NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import ConfigurationError, TokenError

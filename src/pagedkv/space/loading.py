@@ -27,8 +27,6 @@ Only blocks of device pools can be held. A ticket belongs to no step: it is rele
 order, and acknowledging or aborting steps does not end it.
 """
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 
@@ -59,7 +57,7 @@ from pagedkv.space.admission import Admission, allocate, allocate_prompt, make_f
 from pagedkv.space.declaring import declare
 from pagedkv.space.epochs import date_load
 from pagedkv.space.growing import as_growth, extend, require_growth
-from pagedkv.space.hits import PrefixHit, Prompt, digests_of_prefix
+from pagedkv.space.hits import NO_IDS, PrefixHit, Prompt, digests_of_prefix
 from pagedkv.space.matching import match_prompt
 from pagedkv.space.publishing import publish_block, tag
 from pagedkv.space.rows import (
@@ -346,9 +344,6 @@ def publish_loaded(pool: PoolArrays, group: GroupArrays, parent: int, blocks: In
         if group.parameters[SHEDS] and carrier == block:
             pool.records[block, KEPT] = AT_END
         parent = carrier
-
-
-NO_IDS: Final = np.zeros(0, np.int32)
 
 
 def hold(state: SpaceState, ledger: StepLedger, pool: BlockPool, block_ids: npt.ArrayLike) -> Ticket:

@@ -25,7 +25,6 @@ from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import find, is_child_of, name_block
 from pagedkv.blocks.record import (
     AHEAD,
-    DIGEST_WORDS,
     EXTRA,
     LIFE,
     LOOKAHEAD,
@@ -39,7 +38,7 @@ from pagedkv.blocks.record import (
     PoolArrays,
 )
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.space.epochs import date_open
 from pagedkv.space.rows import (

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens, without_root, words_of_digests
+from pagedkv.blocks.digests import ROOT_DIGEST, hash_block_tokens, without_root, words_of_digests
 from pagedkv.blocks.record import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
 from pagedkv.contract.answers import STORED, BlockContents, CacheEvents, StoredBlocks
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import DIGEST_NBYTES, Int32Array
 from pagedkv.errors import BlockError
 from pagedkv.space.epochs import epochs_of
 from pagedkv.space.state import Group, SpaceState

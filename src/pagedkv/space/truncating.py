@@ -11,18 +11,9 @@ import numpy as np
 from pagedkv.blocks.digests import ROOT_WORDS
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.blocks.loops import Like, takes
-from pagedkv.blocks.record import (
-    DIGEST_WORDS,
-    LIFE,
-    NAME,
-    NULL_BLOCK,
-    OPEN_STEP,
-    PENDING_STEP,
-    REF_COUNT,
-    PoolArrays,
-)
+from pagedkv.blocks.record import LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Int64Array, Uint32Array
 from pagedkv.errors import SharedPrefixError, TruncationError
 from pagedkv.space.drafting import accept_states, free_slots
 from pagedkv.space.keeping import forget_named

@@ -31,7 +31,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import DIGEST_NBYTES
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import (
@@ -49,7 +48,7 @@ from pagedkv.blocks.record import (
 )
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Withdrawal
-from pagedkv.contract.arrays import Int32Array, Uint8Array
+from pagedkv.contract.arrays import DIGEST_NBYTES, Int32Array, Uint8Array
 from pagedkv.contract.spec import Row
 from pagedkv.space.growing import hand_over, stop_relying
 from pagedkv.space.loading import tickets_out

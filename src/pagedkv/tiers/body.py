@@ -19,9 +19,8 @@ from typing import Final, Protocol, final
 import numpy as np
 
 from pagedkv.tiers.frame import Buffer
-from pagedkv.tiers.words import Fault
+from pagedkv.tiers.words import KEY_NBYTES, Fault
 
-KEY_NBYTES: Final = 32
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 USER: Final = re.compile(r"(?<=//)\S*@")
 """User and password of a URL, whatever characters they have."""

@@ -14,19 +14,18 @@ from typing import Any, Final, Protocol, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.blocks.record import NULL_BLOCK
 from pagedkv.contract.answers import Load
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import NO_BLOCKS, Int32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix
 from pagedkv.space import BlockSpace, PrefixHit
 from pagedkv.tiers.identity import RunChain
 
-NULL_BLOCK: Final = 0
 RUN_NBYTES: Final = 2**25
 MOST_RUN_BLOCKS: Final = 8
 WITHOUT_RUNS: Final = 2**24
 """Blocks of a run where no group keeps whole prefixes: there are none, and an end has all tokens before it."""
-NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
 @final

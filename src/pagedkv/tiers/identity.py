@@ -27,11 +27,11 @@ import numpy.typing as npt
 
 from pagedkv.blocks.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
 from pagedkv.contract.arguments import TokenIds, as_count, as_token_array, require_instance
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import DIGEST_NBYTES, Int32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.errors import ConfigurationError
+from pagedkv.tiers.words import KEY_NBYTES
 
-DIGEST_NBYTES: Final = 32
 SALT_DOMAIN: Final = b"pagedkv salt of a frame 1"
 
 
@@ -214,7 +214,6 @@ def runs_of(token_ids: TokenIds, block_size: int, blocks_per_run: int, keys: Req
 
 END_MASK: Final = int.from_bytes(b"pagedkv end of a chain, version1", "big")
 """The key of an end is the digest XOR this mask, so that an end and a run at one boundary have different keys."""
-KEY_NBYTES: Final = 32
 
 
 def end_key_of(digest: bytes) -> bytes:

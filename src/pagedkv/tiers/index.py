@@ -34,7 +34,6 @@ from pagedkv.blocks.life_cycle import (
 )
 from pagedkv.blocks.prefix_index import bucket_of, find, has_digest, name_block
 from pagedkv.blocks.record import (
-    DIGEST_WORDS,
     LIFE,
     NAME,
     NEXT,
@@ -49,7 +48,7 @@ from pagedkv.blocks.record import (
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
-from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
+from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Int64Array, Uint32Array
 from pagedkv.tiers.words import KEY_NBYTES, words_of
 
 NO_ENTRY: Final = NULL_BLOCK

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.answers import CLEARED, REMOVED, STORED, CacheEvents, StoredBlocks, TierEvents
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import DIGEST_NBYTES, Int32Array
 from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import RecordingError
@@ -38,7 +38,6 @@ with needing("record", "a stream of KV events"):
     import msgspec
 
 BlockHash: TypeAlias = int | bytes
-DIGEST_NBYTES: Final = 32
 UNKNOWN_PARENT: Final = bytes(DIGEST_NBYTES)
 DEVICE: Final = "GPU"
 """The device's medium, and that of events without one."""

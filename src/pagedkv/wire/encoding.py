@@ -39,12 +39,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.answers import CLEARED, GAP, REMOVED, STORED, BlockContents, CacheEvents, StoredBlocks, TierEvents
-from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.arrays import DIGEST_NBYTES, BoolArray, Int32Array, Int64Array
 from pagedkv.contract.extras import needing
 from pagedkv.contract.keys import LORA, MEDIA, SALT, fields_of
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, keeps_state
-from pagedkv.wire.decoding import DEVICE, DIGEST_NBYTES, UNKNOWN_PARENT
+from pagedkv.wire.decoding import DEVICE, UNKNOWN_PARENT
 
 with needing("record", "a stream of KV events"):
     import msgspec
@@ -52,7 +52,6 @@ with needing("record", "a stream of KV events"):
 BLOCKS_OF_PART: Final = 1000
 """Most blocks of a part of a snapshot, so that a part has some 100 KB."""
 ExtraKeys: TypeAlias = list[tuple[Any, ...] | None]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 def in_parent_order(blocks: StoredBlocks) -> Int64Array:

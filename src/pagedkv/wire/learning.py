@@ -22,11 +22,12 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens
+from pagedkv.blocks.digests import ROOT_DIGEST, hash_block_tokens
 from pagedkv.contract.answers import CLEARED, REMOVED, STORED, CacheEvents, TierEvents
+from pagedkv.contract.arrays import DIGEST_NBYTES
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import DEFAULT_POOL, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.wire.decoding import DEVICE, BlockHash, BlocksRemoved, BlocksStored, EventBatch
+from pagedkv.wire.decoding import DEVICE, NO_GROUP, BlockHash, BlocksRemoved, BlocksStored, EventBatch
 
 CLEARED_TOO: Final = "CPU_PINNED"
 """SGLang's host memory, which it empties with the device and reports by one event."""
@@ -34,7 +35,6 @@ MEDIA: Final[Mapping[str, str]] = {CLEARED_TOO: "CPU"}
 """Media under the name that the index weighs them by."""
 MOST_BLOCKS: Final = 4_000_000
 """Most blocks of an engine; one that announces more is forgotten and learnt anew. A block takes some 250 bytes."""
-NO_GROUP: Final = -1
 
 Name = tuple[int, BlockHash]
 Change = tuple[int, int, bytes]

@@ -22,6 +22,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.options import command, flag, option, parse_gib_list, parse_size
 from pagedkv.cli.output_files import STANDARD_OUTPUT, command_line, require_writable, write_json
 from pagedkv.cli.progress import named_model, prepare, progress_bars
+from pagedkv.cli.serving import TYPICAL_TOKENS
 from pagedkv.cli.tables import print_first, print_numbers, print_table, print_warnings, share, shown_parts
 from pagedkv.cli.trace_options import (
     NO_MERGING,
@@ -534,10 +535,6 @@ def _shown(progress: Progress, num_points: int) -> Iterator[Callable[[int], None
         num_done = int(progress.tasks[-1].completed)
         message = f"interrupted after {num_done} of {num_points} points of the curve; nothing was written"
         raise InterruptedRunError(message) from error
-
-
-TYPICAL_TOKENS: Final = 2048
-"""Tokens of a request, for checking before the trace is read whether memory can be split at all."""
 
 
 def parse_capacities(text: str) -> list[int]:

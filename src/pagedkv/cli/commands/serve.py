@@ -14,7 +14,7 @@ import typer
 from pagedkv.api_keys import KeyOwner, entry_of, new_key as make_key, parse_key_file, read_key_file
 from pagedkv.cli.engine_options import DEFAULT_MEMORY, EngineOptions
 from pagedkv.cli.interrupting import EXIT_ENGINE_ENDED, INTERRUPTED_BEFORE_SERVING, leaving_at_once
-from pagedkv.cli.options import command, flag, is_loopback, option, parse_size_with_unit
+from pagedkv.cli.options import LARGEST_PORT, command, flag, is_loopback, option, parse_size_with_unit
 from pagedkv.cli.output_files import atomic_file, require_writable
 from pagedkv.cli.progress import prepare, working
 from pagedkv.contract.arguments import as_choice
@@ -25,7 +25,6 @@ from pagedkv.routing import ROUTINGS, Routing
 
 if TYPE_CHECKING:
     from pagedkv.server import Service
-LARGEST_PORT: Final = 65_535
 MOST_REPLICAS: Final = 64
 SHARE_OF_GPU: Final = 90.0
 SHARE_OF_CPU: Final = 25.0

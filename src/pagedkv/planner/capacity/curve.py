@@ -47,8 +47,9 @@ from pagedkv.planner.capacity.pool_hits import (
     measure_side_by_side,
     optimal_hits_by_request,
 )
-from pagedkv.planner.capacity.references import BlockReferences, Partition, write_path
+from pagedkv.planner.capacity.references import SPREAD, WORD, BlockReferences, Partition, write_path
 from pagedkv.tiers import Admission, HostTier, StoreCore
+from pagedkv.tiers.words import MOST_NBYTES
 
 Policy: TypeAlias = Callable[[BlockReferences, int, Pause], Int32Array | Int64Array]
 """Counts the hits of each request at a capacity."""
@@ -647,10 +648,7 @@ def _size(num_blocks: int, nbytes: int | None, block_size: int | None = None) ->
 
 
 MEDIA: Final = ("host", "disk")
-MOST_NBYTES: Final = 2**62
 KEY_WORDS: Final = 8
-SPREAD: Final = 0x9E3779B1
-WORD: Final = 2**32 - 1
 
 
 def device_hits_of(

@@ -86,15 +86,13 @@ from pagedkv.blocks import (
 from pagedkv.compilation.compiled import compiled, compiled_aside, inlined
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.space_config import DEFAULT_EVICTION
-from pagedkv.planner.capacity.references import BlockReferences, Reuses, write_path
+from pagedkv.planner.capacity.references import SPREAD, WORD, BlockReferences, Reuses, write_path
 
 DEFAULT: Final = policy_named(DEFAULT_EVICTION)
 NAME: Final = 1  # name of the only group
 REQUESTS_A_CALL: Final = 4096
 """Requests served by one call of the loop: some 10 ms, so that Ctrl-C takes effect soon."""
 MICROSECONDS: Final = 10**6
-WORD: Final = 2**32 - 1
-SPREAD: Final = 0x9E3779B1  # odd, so that the product, a 32-bit word, is distinct for each content
 
 
 class PromptScratch(NamedTuple):

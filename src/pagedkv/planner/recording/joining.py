@@ -20,13 +20,13 @@ import numpy as np
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.recording.recorder import Contents
+from pagedkv.planner.traces.clocks import FIRST_EPOCH_S
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import TokenBlocks, chain_digests
 
 WITHOUT_YEAR_S: Final = (946_684_800.0, 1_009_843_200.0)
 """2000 and 2001: the years that readers give to times without a year."""
 LEAP_DAY: Final = (2, 29)
-FIRST_EPOCH_S: Final = 10**9
 FURTHEST_ZONE_H: Final = 14
 SECONDS_OF_HOUR: Final = 3600
 PLACES: Final = 6

@@ -22,8 +22,9 @@ from typing import Any, Final, TypeAlias, final
 from pydantic_core import from_json
 
 from pagedkv.engine import Breakpoint, Chat
+from pagedkv.scheduling.config import MOST_BREAKPOINTS
 from pagedkv.server.anthropic.bodies import CacheControl, CountRequest
-from pagedkv.server.chat_prompts import MOST_BREAKPOINTS, ChatPrompts, breakpoints_at
+from pagedkv.server.chat_prompts import ChatPrompts, breakpoints_at
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import PreparedPrompt
 from pagedkv.server.http import ApiError

@@ -3,7 +3,7 @@
 The OpenAPI document has the types' schemas. A field marked NotRequired is absent where it is unknown, never null.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NotRequired
 
 from pydantic import ConfigDict, with_config
@@ -14,8 +14,6 @@ from pagedkv.engine.outputs import FinishReason
 from pagedkv.server.generation import Usage
 from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
 from pagedkv.server.parsing import CallArguments, CallBegin, Part, ReasoningPart, TextPart
-
-Decode = Callable[[Sequence[int]], str]
 
 
 def as_usage(usage: Usage, *, is_predicted: bool = False) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from starlette.types import Receive
 
 from pagedkv.engine import Breakpoint, Chat, RequestOutput
 from pagedkv.engine.sampling import TokenMatcher
-from pagedkv.server.chat_prompts import MOST_BREAKPOINTS, ChatPrompts, breakpoints_at
+from pagedkv.scheduling.config import MOST_BREAKPOINTS
+from pagedkv.server.chat_prompts import ChatPrompts, breakpoints_at
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, as_explanation
 from pagedkv.server.http import ApiError, json_response

@@ -15,8 +15,8 @@ from pydantic_core import from_json
 from pagedkv.engine import Breakpoint, Chat, SamplingParams
 from pagedkv.engine.sampling import LogitsProcessor, TokenMatcher
 from pagedkv.errors import RequestError
+from pagedkv.scheduling.config import MOST_BREAKPOINTS
 from pagedkv.server.cache_hints import CacheHints, HintFields, read_hints
-from pagedkv.server.chat_prompts import MOST_BREAKPOINTS
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import PreparedPrompt
 from pagedkv.server.http import ApiError, Body

@@ -27,12 +27,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from pagedkv.contract.arrays import Float64Array, Int64Array
+from pagedkv.contract.arrays import BoolArray, Float64Array, Int64Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.results import Result
 from pagedkv.simulation.calibration.steps import MeasuredSteps
@@ -50,7 +49,6 @@ from pagedkv.tiers import (
 )
 from pagedkv.warming import make_ready, of_stores
 
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 TOLERANCE: Final = 1e-10
 ROUNDS_A_COLUMN: Final = 10
 

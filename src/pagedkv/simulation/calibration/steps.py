@@ -38,12 +38,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from pagedkv.contract.arrays import Float64Array, Int64Array
+from pagedkv.contract.arrays import BoolArray, Float64Array, Int64Array
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.results import Result
@@ -274,7 +273,6 @@ DETAILS: Final = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
 TOGETHER: Final = 0.2
 """Share of the usual time between two tokens; tokens that are closer arrived together."""
 LONGER: Final = 1.5
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 LONGEST_PROMPT: Final = 2048
 """Tokens that every engine computes in one step by default, at least."""
 BENCH_REMEDY: Final = "Write it with --save-result --save-detailed"

@@ -67,6 +67,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
 from pagedkv.blocks.eviction.hazard.learning import count_requested, learn, make_curves, note_requested, pass_bins
 from pagedkv.blocks.eviction.hazard.runs import (
     NO_RUN,
+    WORD,
     begin_runs,
     fetch_ghosts,
     fetch_next,
@@ -111,7 +112,6 @@ from pagedkv.contract.arrays import Int32Array, Int64Array
 MOST_OF_ONE_RUN: Final = 64
 OF_LRU: Final = -1  # in place of a run: the first block in the order of release is evicted
 WORTHLESS: Final = -1e30  # of a leaf of a removed run
-WORD: Final = 2**32 - 1
 
 
 @compiled

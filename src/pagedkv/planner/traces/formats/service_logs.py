@@ -57,6 +57,8 @@ from pagedkv.planner.traces.formats.calls import (
 )
 from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Reading, without_thousands
 from pagedkv.planner.traces.formats.parts import (
+    ANSWERER,
+    SHOWN,
     JsonObject,
     Part,
     answer_parts,
@@ -91,7 +93,6 @@ BODY: Final = frozenset({"messages", "prompt", "input", "contents", "chat_histor
 OF_REQUESTS: Final = BODY | PROMPT_COUNTS_SET | {*REQUESTS, *ANSWERS, *USAGE_KEYS, "choices", "custom_id"}
 """Keys that only rows of requests have."""
 MOST: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-SHOWN: Final = 8
 MOST_REMEMBERED: Final = 2**12
 """Number of remembered responses that a later one may continue."""
 
@@ -302,7 +303,6 @@ class FieldRows(LogRows):
 
 NAMES: Final = ("conversation_hash", "conversation_id")
 TURN_S: Final = 30.0
-ANSWERER: Final = "assistant"
 
 
 class WildChatRows(LogRows):
