@@ -207,8 +207,10 @@ def _checksum(words: Int32Array, kind: int) -> int:
         return (int(numbers.sum()) & LOW_WORD) | ((weighted ^ weighted >> 32) & LOW_WORD) << 32
     if kind != XXH3:
         raise PlanError(f"the plan has a checksum of kind {kind}, which this library does not know")
-    with needing("tiers", "this plan's checksum"):
-        return int((_xxh3() or import_module("xxhash").xxh3_64_intdigest)(words))
+    if (digest := _xxh3()) is None:
+        with needing("tiers", "this plan's checksum"):
+            digest = import_module("xxhash").xxh3_64_intdigest
+    return int(digest(words))
 
 
 def _names_as_words(names: Sequence[str]) -> Int32Array:

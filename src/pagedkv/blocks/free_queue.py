@@ -1,8 +1,7 @@
 """The order in which free blocks are allocated: an intrusive, circular, doubly linked list.
 
-This module decides in which list a free or deferred block is, and where. Links are written by
-:mod:`~pagedkv.blocks.record`, places and counts by :mod:`~pagedkv.blocks.record`. The value of a block's
-content is decided by callers, which append cached blocks at the back, the least valuable first, and put blocks without
+This module writes in which list a free or deferred block is, and where, and counts it. The value of a block's content
+is decided by callers, which append cached blocks at the back, the least valuable first, and put blocks without
 content at the front. The spare list (:mod:`~pagedkv.blocks.life_cycle`) is used as soon as no block without
 content is left. The protected list is used last; only some eviction policies (:mod:`~pagedkv.blocks.eviction`) put
 blocks there. Leased blocks (:mod:`~pagedkv.blocks.leasing`) are in no list; they are moved to the lists before
@@ -30,6 +29,7 @@ from pagedkv.blocks.record import (
     NAME,
     NEXT,
     NULL_BLOCK,
+    NUM_CACHED,
     NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
     NUM_FREE,
@@ -38,10 +38,6 @@ from pagedkv.blocks.record import (
     QUEUE,
     RELEASED,
     PoolArrays,
-    enter_free,
-    leave_free,
-    link_before,
-    unlink,
 )
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array
@@ -72,6 +68,43 @@ def free_leased(pool: PoolArrays) -> npt.NDArray[np.bool_]:
     is_one[: len(pool.leases)] = (pool.leases > 0) & (pool.records[: len(pool.leases), QUEUE] == FREE)
     is_one[NULL_BLOCK] = False
     return is_one
+
+
+@inlined
+def unlink(records: Int32Array, block: int) -> None:
+    """Remove a block from its list."""
+    following = unsigned(records[block, NEXT])
+    preceding = unsigned(records[block, PREVIOUS])
+    records[preceding, NEXT] = following
+    records[following, PREVIOUS] = preceding
+
+
+@inlined
+def link_before(records: Int32Array, place: int, block: int) -> None:
+    """Insert a block before ``place`` (if that is a sentinel: at the back of its list)."""
+    preceding = unsigned(records[place, PREVIOUS])
+    records[block, NEXT] = place
+    records[block, PREVIOUS] = preceding
+    records[preceding, NEXT] = block
+    records[place, PREVIOUS] = block
+
+
+@inlined
+def enter_free(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Mark a block as free, and count it; a named one also as cached."""
+    records[block, QUEUE] = FREE
+    counts[NUM_FREE] += 1
+    if records[block, NAME]:
+        counts[NUM_CACHED] += 1
+
+
+@inlined
+def leave_free(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Mark a block as no longer free, and no longer count it as free or cached."""
+    records[block, QUEUE] = IN_USE
+    counts[NUM_FREE] -= 1
+    if records[block, NAME]:
+        counts[NUM_CACHED] -= 1
 
 
 @inlined

@@ -35,6 +35,7 @@ from typing import Final
 
 from pagedkv.blocks import cached_bounds, free_queue, tenant_charges
 from pagedkv.blocks.eviction import policy
+from pagedkv.blocks.free_queue import enter_free, leave_free
 from pagedkv.blocks.record import (
     FREE,
     HIGH_PRIORITY,
@@ -49,11 +50,9 @@ from pagedkv.blocks.record import (
     QUEUE,
     RELEASED,
     PoolArrays,
-    enter_free,
     featured,
     featured_question,
     is_leased,
-    leave_free,
 )
 from pagedkv.blocks.treap import BY_END, BY_PARENT, has, insert, is_heap_at, last_child, remove, root_of
 from pagedkv.compilation.compiled import compiled, inlined

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.compilation.choice import chosen
-from pagedkv.compilation.compiled import inlined, unsigned
+from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arrays import (
     DIGEST_WORDS,
     Float32Array,
@@ -258,27 +258,6 @@ class PoolFeatures(NamedTuple):
 PLAIN: Final = PoolFeatures()
 
 
-# Places
-
-
-@inlined
-def enter_free(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Mark a block as free, and count it; a named one also as cached."""
-    records[block, QUEUE] = FREE
-    counts[NUM_FREE] += 1
-    if records[block, NAME]:
-        counts[NUM_CACHED] += 1
-
-
-@inlined
-def leave_free(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Mark a block as no longer free, and no longer count it as free or cached."""
-    records[block, QUEUE] = IN_USE
-    counts[NUM_FREE] -= 1
-    if records[block, NAME]:
-        counts[NUM_CACHED] -= 1
-
-
 # Steps
 
 
@@ -302,25 +281,6 @@ def link_all(records: Int32Array) -> None:
     records[sentinels, NEXT] = sentinels
     records[sentinels, PREVIOUS] = sentinels
     records[num_blocks + LEASED_ROOT, (NEXT, PREVIOUS)] = NULL_BLOCK
-
-
-@inlined
-def unlink(records: Int32Array, block: int) -> None:
-    """Remove a block from its list."""
-    following = unsigned(records[block, NEXT])
-    preceding = unsigned(records[block, PREVIOUS])
-    records[preceding, NEXT] = following
-    records[following, PREVIOUS] = preceding
-
-
-@inlined
-def link_before(records: Int32Array, place: int, block: int) -> None:
-    """Insert a block before ``place`` (if that is a sentinel: at the back of its list)."""
-    preceding = unsigned(records[place, PREVIOUS])
-    records[block, NEXT] = place
-    records[block, PREVIOUS] = preceding
-    records[preceding, NEXT] = block
-    records[place, PREVIOUS] = block
 
 
 AT_END: Final = 1

@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from pagedkv.blocks.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyMoments, PolicyState, no_state
-from pagedkv.blocks.free_queue import append, protected_sentinel
+from pagedkv.blocks.free_queue import append, link_before, protected_sentinel, unlink
 from pagedkv.blocks.record import (
     IN_USE,
     LIFE,
@@ -39,8 +39,6 @@ from pagedkv.blocks.record import (
     QUEUE,
     FeaturedArrays,
     PoolArrays,
-    link_before,
-    unlink,
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
