@@ -1,10 +1,12 @@
 """Clients that stop in the middle, or send without an end, over real sockets."""
 
+import gc
 import json
 import socket
 import threading
 import time
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
@@ -16,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.server import ServerConfig, Service
+from pagedkv.server.running import settled
 from tests.server.conftest import Running
 from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running, running_server
 from tests.server.test_exchange import wait_until_idle
@@ -267,3 +270,23 @@ def test_pages_of_named_origins_alone_may_call() -> None:
         assert answer.headers["access-control-allow-origin"] == chat
         assert "access-control-allow-origin" not in httpx.get(f"{url}/v1/models", headers={"origin": other}).headers
         assert httpx.options(f"{url}/v1/models", headers={**asked, "origin": other}).status_code == 400
+
+
+def test_what_was_there_before_a_server_is_left_out_of_collections() -> None:
+    class Ring:
+        """Refers to itself."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+    older = Ring()
+    of_older = weakref.ref(older)
+    with settled():
+        younger = Ring()
+        of_younger = weakref.ref(younger)
+        del older, younger
+        gc.collect()
+        assert of_older() is not None
+        assert of_younger() is None
+    gc.collect()
+    assert of_older() is None

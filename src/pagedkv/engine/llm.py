@@ -428,6 +428,16 @@ def with_draft_model(
 
 def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
     """Return a tokenizer's encoding without the special tokens that tokenizers of transformers add."""
+    rust = compat.rust_tokenizer(tokenizer)
+    if rust is not None:
+
+        def encode(text: str) -> Sequence[int]:
+            rust.no_truncation()
+            rust.no_padding()
+            found: list[int] = rust.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return found
+
+        return encode
     if "add_special_tokens" in inspect.signature(tokenizer.encode).parameters:
         return partial(cast("Callable[..., Sequence[int]]", tokenizer.encode), add_special_tokens=False)
     return tokenizer.encode

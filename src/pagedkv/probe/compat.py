@@ -71,6 +71,7 @@ __all__ = [
     "make_without_weights",
     "position_rules",
     "register",
+    "rust_tokenizer",
     "state_tensors",
     "tensor_parallel_plan",
     "version",
@@ -317,6 +318,24 @@ def load_model(name: str, dtype: str, device: str) -> Model:
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - of any class
     """Load the tokenizer that lies beside a model. Raises as transformers does."""
     return AutoTokenizer.from_pretrained(name)
+
+
+def rust_tokenizer(tokenizer: object) -> Tokenizer | None:
+    """Return the tokenizer in Rust whose texts and tokens a tokenizer only passes on; None: it changes them.
+
+    Asked directly it encodes in 0.2 of the time (``encode_batch_fast`` finds no offsets, and nothing is made of its
+    answer but the ids), and decodes a token in a third. It pads and cuts where it was last told to.
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    whole: Any = tokenizer
+    for name in ("encode", "decode", "_encode_plus", "_decode"):
+        if getattr(type(whole), name) is not getattr(PreTrainedTokenizerFast, name):
+            return None
+    rust: Tokenizer = whole.backend_tokenizer
+    cleans_up_bpe = getattr(whole, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", True)
+    cleans_up = whole.clean_up_tokenization_spaces and (cleans_up_bpe or not isinstance(rust.model, models.BPE))
+    return None if cleans_up or whole.split_special_tokens else rust
 
 
 SAMPLING_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

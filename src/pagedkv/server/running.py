@@ -1,10 +1,12 @@
 """Runs the application at one address until it is stopped; requests under way then have time to end."""
 
 import asyncio
+import gc
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, final
 
 import uvicorn
@@ -16,6 +18,21 @@ from pagedkv.listening import bound
 from pagedkv.server.service import Service
 
 POLL_S: Final = 0.05
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Leave the objects that exist now out of garbage collections meanwhile: they stay as long as the process serves.
+
+    transformers and torch make half a million. Going over them again for each few hundred requests took a tenth of both
+    processes' time, in pauses of 0.1 s.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # else some packages report their objects as leaked when the interpreter ends
 
 
 @final
@@ -93,7 +110,7 @@ def run(  # noqa: PLR0913 - the address, and what a command knows of it, by keyw
     config = uvicorn_config(app, service.config, service.note_slow, host=host, port=port, **(encryption or {}))
     server = DrainingServer(config, service, on_started)
     try:
-        with ended_by_signals():
+        with ended_by_signals(), settled():
             server.run(bound_sockets)
     except OSError as problem:
         raise ConfigurationError(f"the server cannot listen at {host}:{port}: {problem.strerror}") from problem

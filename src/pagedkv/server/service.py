@@ -24,6 +24,7 @@ from pagedkv.connections import SlowCause
 from pagedkv.engine import Intent, RequestOutput, StepRecord
 from pagedkv.engine.llm import plain_encoding
 from pagedkv.errors import ConfigurationError, EngineError, QueueFullError
+from pagedkv.probe import compat
 from pagedkv.server.answer_formats import Formats
 from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, Sessions, longest_token, require_short
 from pagedkv.server.config import Access, Caller, ServerConfig
@@ -101,6 +102,7 @@ class Service:
         self.config = config
         self.access = access
         self.tokenizer = tokenizer
+        self._decode = None if tokenizer is None else (compat.rust_tokenizer(tokenizer) or tokenizer).decode
         self.wall_clock = wall_clock
         self.is_draining = False
         self.on_arrived: list[Callable[[GenerationRequest], None]] = []
@@ -200,9 +202,9 @@ class Service:
 
     def decode(self, token_ids: Sequence[int], *, keeps_special: bool = False) -> str:
         """Turn token ids into text. Without a tokenizer, the text is the ids, separated by blanks."""
-        if self.tokenizer is None:
+        if self._decode is None:
             return "".join(f"{token} " for token in token_ids)
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=not keeps_special))
+        return str(self._decode(list(token_ids), skip_special_tokens=not keeps_special))
 
     def parsers(self, tools: Sequence[Mapping[str, Any]], prompt: PreparedPrompt) -> Callable[[], AnswerParser]:
         """Return a function that makes the parser of one answer: of its reasoning, and of calls if tools are offered.

@@ -44,6 +44,7 @@ from pagedkv.server.engine_process.messages import (
 from pagedkv.server.engines import EngineFacts, EngineNumbers, LocalEngine, build_engine
 from pagedkv.server.http import as_sendable
 from pagedkv.server.inspector.inspected import InspectedEngine
+from pagedkv.server.running import settled
 
 MOST_RECORDS: Final = 64
 """Records of steps without tokens that wait for the next news."""
@@ -74,7 +75,8 @@ def serve(place: socket.socket, inspector_place: socket.socket | None = None) ->
         for number in (signal.SIGINT, signal.SIGTERM):  # the server's process drains, and then ends the commands
             signal.signal(number, signal.SIG_IGN)
         frames.send(child.built)
-        child.run()
+        with settled():
+            child.run()
 
 
 def _end_with_server(frames: BlockingFrames) -> None:
