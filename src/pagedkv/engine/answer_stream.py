@@ -12,7 +12,7 @@ A StreamState is one kind of :class:`Recipient`; another has an outlet to anothe
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, final
 
@@ -58,17 +58,20 @@ class NewTokens:
         self._num_given = [sample.num_continued for sample in request.samples]
         self._is_over = [False] * len(request.samples)
 
-    def take(self) -> Iterator[TokenUpdate]:
-        """Yield an update for each answer with new tokens or a new end. O(new tokens + answers)."""
+    def take(self) -> tuple[TokenUpdate, ...]:
+        """Return an update for each answer with new tokens or a new end. O(new tokens + answers)."""
+        updates: tuple[TokenUpdate, ...] = ()
         for place, sample in enumerate(self._request.samples):
-            is_over = sample.finish_reason is not None
-            if len(sample.token_ids) > self._num_given[place] or is_over > self._is_over[place]:
-                first = self._num_given[place]
-                token_ids = tuple(sample.token_ids[first:])
+            is_over, first = sample.finish_reason is not None, self._num_given[place]
+            token_ids = tuple(sample.token_ids[first:])
+            if token_ids or is_over > self._is_over[place]:
                 self._num_given[place] += len(token_ids)
                 self._is_over[place] = is_over
                 logprobs = sample.logprobs_from(first)
-                yield TokenUpdate(self._prompt, sample.index, token_ids, sample.finish_reason, logprobs, sample.stop)
+                updates += (
+                    TokenUpdate(self._prompt, sample.index, token_ids, sample.finish_reason, logprobs, sample.stop),
+                )
+        return updates
 
 
 class OutletClosedError(Exception):

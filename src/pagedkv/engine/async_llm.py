@@ -546,7 +546,7 @@ class EngineThread:
 
     def _add_message(self, recipient: Recipient, under_way: _UnderWay) -> None:
         """Add a message if a request has news; a request that has ended is no longer under way."""
-        updates = tuple(under_way.new_tokens.take())
+        updates = under_way.new_tokens.take()
         if not under_way.request.is_finished:
             if updates:
                 num_cached = under_way.request.num_cached_tokens

@@ -118,7 +118,7 @@ def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:  # noqa: ANN401 
 
 
 @final
-class _Recipient:
+class Recipient:
     """A request of the server's process.
 
     Args:
@@ -126,12 +126,30 @@ class _Recipient:
 
     Attributes:
         has_sent: whether a message was sent: that it waits, or was refused.
+        has_begun: whether a message with the hit of its prompt was sent.
     """
 
     def __init__(self, number: int, outlet: "EngineChild") -> None:
         self.number = number
         self.outlet = outlet
         self.has_sent = False
+        self.has_begun = False
+
+
+def _recipient(message: StreamMessage) -> Recipient:
+    assert isinstance(message.recipient, Recipient), "a message for another kind of recipient"
+    return message.recipient
+
+
+def only_token(message: StreamMessage) -> int | None:
+    """Return the token of a message that tells one more token of a request's first answer, and nothing else."""
+    if len(message.updates) != 1 or not _recipient(message).has_begun:
+        return None
+    (update,) = message.updates
+    if message.output is not None or message.problem is not None:
+        return None
+    is_plain = not update.index and update.finish_reason is None and update.logprobs is None
+    return update.token_ids[0] if is_plain and len(update.token_ids) == 1 else None
 
 
 def _asked(command: ForgetBranches | Sleep | Wake, llm: LLM) -> object:
@@ -170,7 +188,7 @@ class EngineChild:
         self._inspection: InspectionChild | None = None
         self._frames = frames
         self._formats = engine.formats(tokenizer, spec.tool_parser)
-        self._recipients: dict[int, _Recipient] = {}
+        self._recipients: dict[int, Recipient] = {}
         self._records: list[StepRecord] = []
         self._num_submitted = 0
 
@@ -213,7 +231,7 @@ class EngineChild:
                 assert_never(command)
 
     def _submit(self, command: SubmitRequest) -> None:
-        recipient = self._recipients[command.number] = _Recipient(command.number, self)
+        recipient = self._recipients[command.number] = Recipient(command.number, self)
         try:
             params = with_matchers(command.params, self._formats)
             prompt = command.prompt_token_ids.tolist()
@@ -261,14 +279,24 @@ class EngineChild:
 
     def _news(self, records: Sequence[StepRecord], messages: Sequence[StreamMessage]) -> News:
         """Make news. A submitted request that has sent no message yet may be counted as not yet submitted."""
-        items = [self._item(each) for each in messages]
-        return News(records, items, self.engine.running.num_waiting, self._num_submitted)
+        items: list[Item] = []
+        grown: list[int] = []
+        token_ids: list[int] = []
+        for each in messages:
+            token_id = only_token(each)
+            if token_id is None:
+                items.append(self._item(each))
+            else:
+                grown.append(_recipient(each).number)
+                token_ids.append(token_id)
+        return News(records, items, self.engine.running.num_waiting, self._num_submitted, grown, token_ids)
 
     def _item(self, message: StreamMessage) -> Item:
-        assert isinstance(message.recipient, _Recipient), "a message for another kind of recipient"
-        number = message.recipient.number
-        self._num_submitted += not message.recipient.has_sent
-        message.recipient.has_sent = True
+        recipient = _recipient(message)
+        number = recipient.number
+        self._num_submitted += not recipient.has_sent
+        recipient.has_sent = True
+        recipient.has_begun |= message.num_cached_tokens is not None
         problem = None if message.problem is None else as_sendable(message.problem)
         if message.output is not None or problem is not None:
             self._recipients.pop(number, None)
