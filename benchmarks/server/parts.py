@@ -13,22 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from benchmarks.server.inspecting import inspector
-from benchmarks.server.prompts import draw_prompts
+from benchmarks.server.prompts import NUM_BLOCKS, draw_prompts, engine_for
 from benchmarks.server.serving import PORT, loop_s, processor_s, serving
 from benchmarks.server.streams import StreamedResponse, body_of, stream, stream_all, whole_all
-from pagedkv.engine import LLM, AsyncLLM, EngineConfig, SamplingParams
-from pagedkv.engine.demo.trained import load_demo
-from pagedkv.engine.prompts import chat_token_ids
+from benchmarks.server.through_http import tokens
+from pagedkv.engine import LLM, AsyncLLM, SamplingParams
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
 __all__ = ["PARTS"]
-
-NUM_BLOCKS: Final = 4000
 
 FIRST_BOUND: Final = 20
 FURTHER_BOUND: Final = 5
@@ -41,7 +36,7 @@ def costs(num: int) -> dict[str, float]:
     """Measure the event loop's processor time per request and per chunk, beyond AsyncLLM's for the same work."""
     num_tokens, num_connections = 16, 50
     prompts = draw_prompts(num)
-    chats, llm = _engine(prompts, 64)
+    chats, llm = engine_for(prompts, 64)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     figures: dict[str, list[float]] = {"ms_a_request": [], "us_a_chunk": [], "process_ms_a_request": []}
     with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "64") as process:
@@ -60,31 +55,6 @@ def costs(num: int) -> dict[str, float]:
             figures["us_a_chunk"].append((streamed - whole) / sum(each.num_chunks for each in streams) * 1e6)
             figures["process_ms_a_request"].append((process_s - whole_process) / num * 1e3)
     return {f"http_{name}": statistics.median(values) for name, values in figures.items()}
-
-
-def tokens(num: int) -> dict[str, float]:
-    """Measure tokens per second of 256 streams, as a ratio to LLM.generate with the same prompts, alternately.
-
-    The server's engine and LLM.generate have as many threads.
-    """
-    num_tokens = 64
-    torch.set_num_threads(max(1, torch.get_num_threads() - 1))
-    prompts = draw_prompts(max(num, 256))[:256]
-    chats, llm = _engine(prompts, 256)
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    ratios = []
-    options = ("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "256", "--max-waiting", "1024")
-    with serving(*options):
-        requests = [body_of(prompt, num_tokens, stream=True) for prompt in prompts]
-        for turn in range(4):  # both hit what earlier turns computed, so the first turn is left out
-            begun = time.perf_counter()
-            llm.generate(chats, params)
-            alone_s = time.perf_counter() - begun
-            begun = time.perf_counter()
-            asyncio.run(stream_all(PORT, requests, len(requests)))
-            if turn:
-                ratios.append(alone_s / (time.perf_counter() - begun))
-    return {"streams_tokens_ratio": statistics.median(ratios)}
 
 
 def slow(num: int) -> dict[str, float]:
@@ -213,13 +183,6 @@ def _in_process(
             return time.thread_time() - loop, time.process_time() - process
 
     return asyncio.run(answer())
-
-
-def _engine(prompts: Sequence[str], max_sequences: int) -> tuple[list[list[int]], LLM]:
-    model, tokenizer = load_demo()
-    config = EngineConfig(num_blocks=NUM_BLOCKS, max_sequences=max_sequences, self_test=False, leases=True)
-    chats = [chat_token_ids(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
-    return chats, LLM(model, config, tokenizer=tokenizer)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

@@ -5,14 +5,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
 import httpx
 
-__all__ = ["PORT", "family", "loop_s", "processor_s", "serving", "state_of"]
+__all__ = ["PORT", "family", "loop_s", "processor_s", "processor_s_each", "serving", "state_of"]
 
 PORT: Final = 8931
 PATIENCE_S: Final = 600
@@ -53,10 +53,15 @@ def family(process: int) -> list[int]:
     return [process, *map(int, children)]
 
 
+def processor_s_each(processes: Sequence[int]) -> list[float]:
+    """Return the processor time that each process has taken, user and system."""
+    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in processes]
+    return [(int(each[11]) + int(each[12])) / TICKS for each in fields]
+
+
 def processor_s(process: int) -> float:
     """Return the processor time that a server has taken, its engine included."""
-    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in family(process)]
-    return sum(int(each[11]) + int(each[12]) for each in fields) / TICKS
+    return sum(processor_s_each(family(process)))
 
 
 def loop_s(process: int) -> float:

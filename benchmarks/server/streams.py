@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["StreamedResponse", "body_of", "stream", "stream_all", "whole_all"]
+__all__ = ["PATH", "StreamedResponse", "body_of", "stream", "stream_all", "whole_all"]
 
 PATH: Final = "/v1/chat/completions"
 END: Final = b"0\r\n\r\n"

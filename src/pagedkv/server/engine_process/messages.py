@@ -1,8 +1,8 @@
 """Values sent between the server's process and the engine's process, and the frames that they are sent in.
 
 The news of a step are sent together: of the many requests with one more token and no other news two lists of numbers,
-and other updates as plain tuples, which take a tenth of the time of dataclasses. A frame on a socket pair is a length of
-8 bytes, then a pickled value; both ends are processes of one program.
+and other updates as plain tuples, which take a tenth of the time of dataclasses. A frame on a socket pair is a length
+of 8 bytes, then a pickled value; both ends are processes of one program.
 """
 
 import asyncio
@@ -27,6 +27,8 @@ LENGTH: Final = struct.Struct("<Q")
 READ_NBYTES: Final = 2**20
 SHORT_S: Final = 0.003
 """What tasks may take for the values of one reading before :class:`LoopFrames` pauses."""
+PAUSE: Final = 3
+"""Pauses, in times of what the tasks took. So 256 streams of a small model get two or three tokens at a time."""
 LONGEST_PAUSE_S: Final = 0.1
 
 PackedUpdate: TypeAlias = tuple[object, ...]
@@ -117,8 +119,8 @@ class LoopFrames:
     """Frames in an event loop. All methods are called in the loop.
 
     A reading takes all that has arrived. If the tasks that it wakes take longer than :data:`SHORT_S`, reading pauses
-    for as long as they took: values that arrive meanwhile are received together, which costs less per value, and half
-    of a processor is left for the other end and for new requests.
+    for :data:`PAUSE` times as long: values that arrive meanwhile are received together, which costs less per value, and
+    most of a processor is left for the other end and for new requests.
 
     Args:
         place: the socket; it no longer blocks.
@@ -181,12 +183,12 @@ class LoopFrames:
         self._next_reading = self._loop.call_soon(self._pause, self._loop.time())
 
     def _pause(self, since_s: float) -> None:
-        """Read again, after as long as has passed since a reading if that was long."""
+        """Read again, after a pause if long has passed since a reading."""
         busy_s = self._loop.time() - since_s
         if busy_s <= SHORT_S:
             self._read_again()
         else:
-            self._next_reading = self._loop.call_later(min(busy_s, LONGEST_PAUSE_S), self._read_again)
+            self._next_reading = self._loop.call_later(min(PAUSE * busy_s, LONGEST_PAUSE_S), self._read_again)
 
     def _read_again(self) -> None:
         self._next_reading = None
