@@ -7,6 +7,7 @@ that padding, proof and refusal are those of a GPU.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
 from pagedkv.engine.captured_passes import CapturedPasses, Recorder, Recording, of_tables
+from pagedkv.engine.runner import copy_written_states
 from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess
@@ -22,8 +24,9 @@ from tests.engine.test_families import NUM_BLOCKS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES = ("llama", "gemma2", "gpt_oss", "mistral", "llama4_text", "qwen2_moe")
-HOST_EXPERTS = {"gpt_oss", "qwen2_moe"}
-"""Whose experts are looked up on the host, with which nothing can be captured."""
+RECURRENT = ("falcon_h1", "lfm2", "qwen3_next", "bamba", "nemotron_h", "zamba2")
+HOST_EXPERTS = {"gpt_oss", "qwen2_moe", "qwen3_next"}
+"""Whose experts, in float32, are looked up on the host, with which nothing can be captured."""
 ROOMY = replace(CONFIG, num_blocks=80)
 
 
@@ -66,14 +69,16 @@ def replay_on_cpu(
 ) -> CapturedPasses:
     """Let an engine on a CPU replay its steps."""
     core = llm.core
+    has_states = bool(llm.groups.states)
     captured = CapturedPasses(
         core._parts.runner._model,
-        of_tables(core.executor.tables, core.config.max_sequences),
+        of_tables(core.executor.tables, None if has_states else core.config.max_sequences),
         core.executor.storage.device,
-        max_tokens=core.config.max_batched_tokens,
+        max_tokens=core.config.max_sequences if has_states else core.config.max_batched_tokens,
         num_vocabulary=core.vocabulary_size,
         min_tokens=min_tokens,
         agree=agree,
+        keep=partial(copy_written_states, llm.groups, core.executor) if has_states else None,
         record=record,
     )
     core._parts.runner._captured = captured
@@ -93,6 +98,39 @@ def test_a_family_answers_as_it_does_dense(name: str) -> None:
         assert llm.core.capture_state.num_graphs >= 3
     else:
         assert "cannot be captured" in str(llm.core.capture_state.refusal)
+
+
+@pytest.mark.parametrize("name", long_but(RECURRENT[:2], RECURRENT))
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_that_decode_with_states_are_replayed(name: str, *, overlap: bool) -> None:
+    config = replace(CONFIG, num_blocks=NUM_BLOCKS.get(name, 28), overlap=overlap)
+    llm = captured_llm(name, config)
+    poison(llm)
+    requests, records = serve(llm)
+    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    assert sum(record.num_recomputed for record in records) > 0
+    if DEVICE == "cuda" and name in HOST_EXPERTS:
+        assert "cannot be captured" in str(llm.core.capture_state.refusal)
+        return
+    assert llm.core.capture_state.refusal is None
+    assert llm.core.capture_state.num_graphs >= 2
+    captured = llm.core._parts.runner._captured
+    assert captured is not None
+    if DEVICE == "cpu":
+        recordings = [cast("Again", graph.recording) for graph in captured._graphs.values()]
+        assert sum(each.num_replays for each in recordings) > 10
+
+
+def test_weights_change_between_steps_with_states() -> None:
+    """The change is noticed before a step is replayed, whose states could not be computed again."""
+    llm = captured_llm("falcon_h1", replace(ROOMY, max_sequences=2))
+    before = llm.generate(PROMPTS[:2], SamplingParams(max_tokens=30))
+    model = llm.core._parts.runner._model
+    requests = llm.submit(PROMPTS[:2], SamplingParams(max_tokens=30))
+    while llm.core.has_work:
+        llm.step()
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    assert [each.samples[0].token_ids for each in requests] == [list(each.token_ids) for each in before]
 
 
 def test_drafts_are_replayed_as_well() -> None:
@@ -123,14 +161,9 @@ def test_answers_with_log_probabilities_of_their_prompts_are_run_call_by_call() 
 def test_an_engine_says_what_is_replayed() -> None:
     off = LLM(moved(make_model("llama"), DEVICE), replace(ROOMY, capture_steps=False))
     assert off.core.capture_state == (0, "capture_steps is off")
-    states = LLM(moved(make_model("falcon_h1"), DEVICE), ROOMY)
     latents = LLM(moved(make_model("deepseek_v3"), DEVICE), replace(ROOMY, absorb_latents=False))
-    refusals = [llm.core.capture_state.refusal for llm in (states, latents)]
-    if DEVICE == "cuda":
-        assert "recurrent layers" in str(refusals[0])
-        assert "latents" in str(refusals[1])
-    else:
-        assert refusals == ["there are no CUDA graphs on cpu"] * 2
+    refusal = latents.core.capture_state.refusal
+    assert "latents" in str(refusal) if DEVICE == "cuda" else refusal == "there are no CUDA graphs on cpu"
 
 
 def recording_otherwise(replay: Callable[[Recorder], CapturedPasses]) -> list[Otherwise]:

@@ -9,7 +9,8 @@ permanent buffers: tables, ranges and slots in those of the metadata, token ids 
     slots                 | s s s s s s s s s s s - - - - - |    padding is written to no slot, and attended by no row
 
 Decoded tokens, drafts and chunks of prompts are treated alike, since a row's range is read on the device. Steps without
-chunks, whose tokens all have their logits wanted, have graphs of their own, with fewer kernels.
+chunks, whose tokens all have their logits wanted, have graphs of their own, with fewer kernels. With recurrent layers,
+which take rows of equal length, only steps that decode one token of every sequence are captured.
 
 A graph is used once it is proven: after the step of its capture, the logits of another step must equal those of the
 same calls one by one, bit for bit. If they differ, or the capture fails, steps run call by call, and
@@ -145,6 +146,8 @@ class Recording(Protocol):
 
 Recorder = Callable[[Callable[[], None]], Recording]
 MetadataOf = Callable[[int], StepMetadata]
+KeepStates = Callable[[int], Callable[[], None]]
+"""Copies the states that a pass of so many tokens changes; returns what puts them back."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,6 +172,7 @@ class CapturedPasses:
         min_tokens: tokens of the smallest graph.
         agree: whether all ranks of the model found what this one did, so that all replay or none does; None: there is
             one rank.
+        keep: for passes that change states that they read, so that a step is not computed twice; None: there are none.
         record: records calls; None: as CUDA graphs.
     """
 
@@ -182,9 +186,11 @@ class CapturedPasses:
         num_vocabulary: int,
         min_tokens: int = 1,
         agree: Callable[[bool], bool] | None = None,
+        keep: KeepStates | None = None,
         record: Recorder | None = None,
     ) -> None:
         self._model = model
+        self._keep = keep
         self._metadata_of = metadata_of
         self._device = device
         self._sizes = _sizes(min_tokens, max_tokens)
@@ -253,10 +259,11 @@ class CapturedPasses:
             return self._logits[: len(wanted)]
         if not self._is_proven(kind):
             return self._prove(run, kind, len(wanted))
-        self._graphs[kind].recording.replay()
-        if self._has_changed():  # checked while the GPU computes; the step is run again then
-            return None
-        return self._logits[: len(wanted)]
+        is_changed = self._keep is not None and self._has_changed()
+        if not is_changed:
+            self._graphs[kind].recording.replay()
+            is_changed = self._keep is None and self._has_changed()  # while the GPU computes: the step is run again
+        return None if is_changed else self._logits[: len(wanted)]
 
     def drop(self) -> None:
         """Drop all graphs; later steps capture new ones. May be called in another thread, once a rank is lost."""
@@ -332,10 +339,13 @@ class CapturedPasses:
         Nothing here refers to the graph while the ranks agree: see :meth:`drop`.
         """
         size = kind.size
+        put_back = None if self._keep is None else self._keep(size)
         self._run(run, kind._replace(has_chunks=True))
         answer = self._logits[:num_wanted].clone()
         if not num_wanted:
             return answer  # without logits there is nothing to compare
+        if put_back is not None:
+            put_back()
         self._logits.fill_(torch.nan)
         self._graphs[kind].recording.replay()
         is_equal = torch.equal(self._logits[:num_wanted], answer)
@@ -353,9 +363,16 @@ class CapturedPasses:
         self.drop()
 
 
-def of_tables(tables: BlockTables, max_places: int) -> MetadataOf:
-    """Give the metadata of whichever step the tables execute last, of ``max_places`` rows, padded to some tokens."""
-    return lambda num_tokens: StepMetadata.of(tables.inputs_of_all(max_places, num_tokens), is_padded=True)
+def of_tables(tables: BlockTables, max_places: int | None) -> MetadataOf:
+    """Give the metadata of whichever step the tables execute last, padded to some tokens.
+
+    ``max_places``: most rows of a step; None: each row has one token.
+    """
+
+    def metadata(num_tokens: int) -> StepMetadata:
+        return StepMetadata.of(tables.inputs_of_all(max_places or num_tokens, num_tokens), is_padded=True)
+
+    return metadata
 
 
 def what_prevents_graphs(groups: EngineGroups, device: torch.device, *, are_wanted: bool) -> str | None:
@@ -367,7 +384,7 @@ def what_prevents_graphs(groups: EngineGroups, device: torch.device, *, are_want
         return "capture_steps is off"
     if device.type != "cuda":
         return f"there are no CUDA graphs on {device.type}"
-    return groups.varying_shapes
+    return groups.varying_shapes if groups.unfolds else None
 
 
 def most_captured(max_tokens: int) -> int:

@@ -12,6 +12,7 @@ What does not fit or cannot work is refused here, before the first request.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, final
 
 import torch
@@ -28,7 +29,7 @@ from pagedkv.engine.kv_scales import set_scales
 from pagedkv.engine.memory_use import MemoryUse, as_gib, free_nbytes, refusing, require_room
 from pagedkv.engine.ranked_content import RankedContent, WholeModel
 from pagedkv.engine.ranks import RankGroup
-from pagedkv.engine.runner import ModelRunner
+from pagedkv.engine.runner import ModelRunner, copy_written_states
 from pagedkv.engine.unfoldings import AbsorbedLatents, latents_to_absorb
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.probe import compat
@@ -159,14 +160,18 @@ class EngineParts:
     def _new_graphs(self) -> CapturedPasses:
         config, device = self.config, self._model.device
         with refusing("what graphs read and write", device):
+            has_states = bool(self._groups.states)
             captured = CapturedPasses(
                 self._model,
-                of_tables(self.executor.tables, config.max_sequences),
+                of_tables(self.executor.tables, None if has_states else config.max_sequences),
                 device,
-                max_tokens=config.max_batched_tokens,
+                max_tokens=min(config.max_sequences, config.max_batched_tokens)
+                if has_states
+                else config.max_batched_tokens,
                 num_vocabulary=self.num_vocabulary,
                 min_tokens=LEAST_TOKENS if config.compile_model else 1,
                 agree=None if self._ranks is None else self._ranks.agree,
+                keep=partial(copy_written_states, self._groups, self.executor) if has_states else None,
             )
         if self._ranks is not None:
             self._ranks.before_end(captured.drop)

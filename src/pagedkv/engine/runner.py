@@ -221,11 +221,34 @@ class _Piece:
         return (len(self.tokens), 1) if self.is_batch else (1, len(self.tokens))
 
 
-class _StateBlocks(NamedTuple):
-    """Blocks with the states of a piece's sequences, in one group: int32 ``[sequences]`` each."""
+class StateBlocks(NamedTuple):
+    """Blocks with the states of a pass's sequences, in one group: int32 ``[sequences]`` each."""
 
     read: torch.Tensor
     written: torch.Tensor
+
+
+def state_blocks_of(groups: EngineGroups, executor: PlanExecutor, num_places: int) -> dict[int, StateBlocks]:
+    """Return the state blocks of whichever step is launched last, by group; null blocks for places without a range."""
+    inputs = executor.tables.inputs_of_all(num_places, num_places)
+    with_states = dict.fromkeys(place.group for place in groups.states.values())
+    return {group: StateBlocks(*inputs.state_blocks(group)) for group in with_states}
+
+
+def copy_written_states(groups: EngineGroups, executor: PlanExecutor, num_places: int) -> Callable[[], None]:
+    """Copy the states that the step launched last will write over; return what puts them back."""
+    blocks = state_blocks_of(groups, executor, num_places)
+    transfers = executor.transfers
+    kept = [
+        (place, transfers.gather_states(place.group, place.index, blocks[place.group].written))
+        for place in groups.states.values()
+    ]
+
+    def put_back() -> None:
+        for place, states in kept:
+            transfers.scatter_states(place.group, place.index, blocks[place.group].written, states)
+
+    return put_back
 
 
 @final
@@ -405,7 +428,7 @@ class ModelRunner:
                 activations = measured(run, num_tokens, self._device)
             if self._captured is not None:
                 before = torch.cuda.memory_reserved(self._device)
-                self._captured.capture_all(self._flat_pass)
+                self._captured.capture_all(self._decode_pass if self._groups.states else self._flat_pass)
                 graphs = torch.cuda.memory_reserved(self._device) - before
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
@@ -452,8 +475,14 @@ class ModelRunner:
         if not (self._groups.states or scorings or is_scored):
             with torch.inference_mode(), self.borrowed.calling(self._implementation):
                 return self._compute_flat(inputs, batch, positions)
-        step = StepMetadata.of(inputs)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
+            if self._captured is not None and not (scorings or is_scored) and _decodes_one_each(batch):
+                logits = self._captured.compute(
+                    self._decode_pass, batch.token_ids, positions, wanted, self._fill_in(batch)
+                )
+                if logits is not None:
+                    return logits
+            step = StepMetadata.of(inputs)
             token_ids = self._token_ids(batch)
             if not self._groups.states:
                 piece = _Piece(np.arange(len(batch.token_ids)), (), (), is_batch=False, is_prompt=False)
@@ -510,13 +539,16 @@ class ModelRunner:
     def _compute_flat(self, inputs: StepInputs, batch: FlatBatch, positions: Int64Array) -> torch.Tensor:
         """Run a model of attention alone, by a graph if there is one for this step."""
         if self._captured is not None:
-            sources = batch.sources
-            fill_in = None if sources is None else partial(self.last_tokens.fill_in, sources=sources)
+            fill_in = self._fill_in(batch)
             logits = self._captured.compute(self._flat_pass, batch.token_ids, positions, batch.wanted, fill_in)
             if logits is not None:
                 return logits
         where, behind = (torch.from_numpy(each).to(self._device) for each in (positions, batch.wanted))
         return self._flat_pass(StepMetadata.of(inputs), self._token_ids(batch)[None], where[None], behind).float()
+
+    def _fill_in(self, batch: FlatBatch) -> Callable[[torch.Tensor], None] | None:
+        """Return what fills in the token ids of a batch that only the device has; None: the host has all."""
+        return None if batch.sources is None else partial(self.last_tokens.fill_in, sources=batch.sources)
 
     def _token_ids(self, batch: FlatBatch) -> torch.Tensor:
         """Copy a step's token ids to the device, and fill in those that only the device has: int64 ``[tokens]``."""
@@ -529,7 +561,7 @@ class ModelRunner:
         self,
         piece: _Piece,
         step: StepMetadata,
-        blocks: Mapping[int, _StateBlocks],
+        blocks: Mapping[int, StateBlocks],
         token_ids: torch.Tensor,
         positions: Int64Array,
         wanted: Int64Array,
@@ -575,6 +607,20 @@ class ModelRunner:
 
     # Recurrent layers
 
+    def _decode_pass(
+        self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the model over one decoded token of each sequence, ``[1, n]``, with all arguments on the device.
+
+        Places behind the sequences of a step read and write null states. Returns logits in the model's type.
+        """
+        blocks = state_blocks_of(self._groups, self._executor, step.num_tokens)
+        self._cache.forward_pass = self._forward_pass(step, positions.view(-1, 1))
+        self._cache.load_states(self._gathered(blocks), self._groups.states, is_prompt=False)
+        logits = self._cache.forward_pass.run(self._call_model, token_ids.view(-1, 1), positions.view(-1, 1), wanted)
+        self._write_states(blocks)
+        return logits
+
     def _pieces(self, plan: StepPlan, batch: FlatBatch) -> Iterator[_Piece]:
         """Split a step into passes: all decoding sequences, then every prompt, cut where states are kept."""
         offsets = plan.compute.offsets()
@@ -612,31 +658,37 @@ class ModelRunner:
         part = step.select(torch.tensor(piece.places), torch.from_numpy(piece.tokens))
         return part.with_ranges([start for start, _ in piece.ranges], [stop for _, stop in piece.ranges])
 
-    def _state_blocks(self, piece: _Piece, inputs: StepInputs) -> dict[int, _StateBlocks]:
+    def _state_blocks(self, piece: _Piece, inputs: StepInputs) -> dict[int, StateBlocks]:
         """Return, by group, the state blocks that each sequence of a piece reads and writes."""
         places = torch.tensor(piece.places, device=self._device)
         ranges = torch.tensor(piece.ranges, device=self._device)
         return {
-            group: _StateBlocks(
+            group: StateBlocks(
                 inputs.states_behind(group, places, ranges[:, 0] - 1),
                 inputs.states_behind(group, places, ranges[:, 1] - 1),
             )
             for group in {place.group: None for place in self._groups.states.values()}
         }
 
-    def _read_states(self, piece: _Piece, blocks: Mapping[int, _StateBlocks]) -> dict[int, compat.State]:
-        if not self._groups.states or piece.ranges[0][0] == 0:
-            return {}
-        states = {}
-        for layer_idx, place in self._groups.states.items():
-            state = self._executor.transfers.gather_states(place.group, place.index, blocks[place.group].read)
-            states[layer_idx] = dict(state)
-        return states
+    def _read_states(self, piece: _Piece, blocks: Mapping[int, StateBlocks]) -> dict[int, compat.State]:
+        return self._gathered(blocks) if self._groups.states and piece.ranges[0][0] > 0 else {}
 
-    def _write_states(self, blocks: Mapping[int, _StateBlocks]) -> None:
+    def _gathered(self, blocks: Mapping[int, StateBlocks]) -> dict[int, compat.State]:
+        transfers, layers = self._executor.transfers, self._groups.states
+        return {
+            layer_idx: dict(transfers.gather_states(place.group, place.index, blocks[place.group].read))
+            for layer_idx, place in layers.items()
+        }
+
+    def _write_states(self, blocks: Mapping[int, StateBlocks]) -> None:
         for layer_idx, place in self._groups.states.items():
             state = self._cache.states(layer_idx)
             self._executor.transfers.scatter_states(place.group, place.index, blocks[place.group].written, state)
+
+
+def _decodes_one_each(batch: FlatBatch) -> bool:
+    """Whether every token of a batch is the only one of a sequence that decodes."""
+    return len(batch.decoding) == len(batch.num_prompt_tokens) == len(batch.token_ids)
 
 
 def _sum_nothing(partial: torch.Tensor) -> None:
