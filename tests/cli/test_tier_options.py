@@ -60,6 +60,12 @@ def test_second_offer_writes_less() -> None:
         assert 0 < written[1] < written[0]
 
 
+def test_what_is_stored_before_its_eviction_is_less_than_all() -> None:
+    always, victims = document_of(), document_of("--admission", "before-eviction")
+    written = [each["tiers"]["media"]["disk"]["written_nbytes"] for each in (always, victims)]
+    assert 0 < written[1] < written[0]
+
+
 def test_tiers_of_no_size_change_nothing() -> None:
     pool = ("replay", TURNS, "--block-size", "512", "--num-blocks", "8", "--json", "-")
     without, none = json.loads(run(*pool).stdout), json.loads(run(*pool, "--host-memory", "0", "--disk", "0").stdout)

@@ -518,6 +518,59 @@ def test_the_second_offer_is_stored(model: PreTrainedModel) -> None:
         assert llm.core.tier_statistics()[0].store.num_entries == expected
 
 
+BEFORE_EVICTION: Final = HostTier("64MiB", admission="before-eviction", loads="always", deadline_s=SECONDS)
+
+
+def num_entries(llm: LLM) -> int:
+    for tier in llm.core._live.tiers._tiers:  # type: ignore[union-attr]
+        assert tier.store.wait_until_quiet(SECONDS)
+    return llm.tier_statistics()[0].store.num_entries
+
+
+def test_what_is_about_to_be_evicted_is_stored_and_nothing_before(model: PreTrainedModel) -> None:
+    """A pool in which a prompt of 20 blocks leaves few of the last one; what it leaves is no part of a load."""
+    prompts = [LONG, [*range(120, 190)], LONG]
+    expected = reference(model, prompts, NUM_NEW)
+    config = replace(ROOMY, num_blocks=24, watermark=0.0)
+    llm = LLM(model, with_tiers(BEFORE_EVICTION, config=config))
+    stored_so_far = []
+    for prompt, answer in zip(prompts, expected, strict=True):
+        requests, _ = serve(llm, [prompt], PARAMS)
+        compare(requests, [answer])
+        stored_so_far.append(num_entries(llm))
+    assert stored_so_far == [0, 2, 3]
+    assert sum(loaded(requests)) >= 40
+    assert requests[0].output().num_cached_tokens >= 64
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_what_waits_for_its_eviction_is_stored_by_a_flush(family: str) -> None:
+    """Windows are stored as they come, at the ends of prompts and answers."""
+    model = made(family)
+    llm = LLM(model, with_tiers(BEFORE_EVICTION))
+    llm.generate(PROMPTS, PARAMS)
+    num_ends = num_entries(llm)
+    assert (num_ends == 0) is (family == "llama")
+    assert llm.flush_tiers(SECONDS)
+    assert num_entries(llm) == num_ends + 3
+    forget_device(llm)
+    requests, _ = serve(llm, PROMPTS, PARAMS)
+    compare(requests, expected_of(family))
+    assert loaded(requests) == FAMILIES[family]
+
+
+def test_what_was_forgotten_is_not_stored_at_its_eviction(model: PreTrainedModel) -> None:
+    llm = LLM(model, with_tiers(BEFORE_EVICTION))
+    llm.generate(PROMPTS[:2], PARAMS)
+    llm.forget(LONG)
+    assert llm.flush_tiers(SECONDS)
+    assert num_entries(llm) == 1
+    llm.generate(PROMPTS[:2], PARAMS)
+    llm.reset_prefix_cache()
+    assert llm.flush_tiers(SECONDS)
+    assert num_entries(llm) == 0
+
+
 def test_each_of_several_answers_is_stored(model: PreTrainedModel) -> None:
     """They share the prompt's run, and each has one of its own behind it."""
     llm = LLM(model, with_tiers(HostTier("64MiB")))

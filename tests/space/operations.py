@@ -478,6 +478,8 @@ class SpaceOperations(RuleBasedStateMachine):
         self._note(f"evict {count} of {pool.name}")
         cached = [block for block in pool.free_queue.get_all_free_blocks() if pool.block(block).digest]
         num_free, version = pool.num_free, self.space._state.version
+        victims = self.space.next_victims(num_free, pool.name).block_ids.tolist()
+        assert victims == [block for block in cached if not self.model.config.leases or block in victims]
         num_evicted = self.space.evict(count, pool=pool.name)
         self._answered(num_evicted)
         assert self.space._state.version > version

@@ -319,6 +319,7 @@ QUESTIONS = {
     "contents_of",
     "stored_block",
     "stored_blocks",
+    "next_victims",
     "advance",  # sets the time, which no answer depends on
     "has_events",
     "drain_events",  # takes what was noted of the past

@@ -162,6 +162,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "num_tokens": lambda it: {"row": it.running},
     "observe": lambda _: {"observer": SpaceObserver()},
     "page_lists": lambda it: {"rows": [it.running], "group": 0},
+    "next_victims": lambda _: {"num_blocks": 2, "pool": "device"},
     "plan_step": lambda _: {},
     "receipt": lambda it: {"row": it.running},
     "ref_counts": lambda _: {"pool": "device"},

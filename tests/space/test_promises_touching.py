@@ -2,7 +2,15 @@
 
 import pytest
 
-from pagedkv import BlockSpace, FullAttention, GroupSpec, RecurrentState, SlidingWindow, TenantLimits
+from pagedkv import (
+    BlockSpace,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+    TenantLimits,
+    hash_request_tokens,
+)
 from pagedkv.errors import ConfigurationError
 from tests.space.spaces import allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
@@ -41,6 +49,19 @@ def test_without_a_touch_the_older_is_evicted_first_and_from_its_tail() -> None:
     space = of_two_prompts()
     expected = [(16, 16), (12, 16), (8, 16), (4, 16), (0, 16), (0, 12)]
     assert [(hits(space), space.evict(1))[0] for _ in expected] == expected
+
+
+def test_the_next_victims_are_what_allocations_evict() -> None:
+    space = of_two_prompts()
+    num_empty = space.num_free_blocks() - space.num_cached_blocks()
+    with unchanged(space):
+        assert len(space.next_victims(num_empty)) == 0
+        victims = space.next_victims(num_empty + 3)
+    digests = [each.tobytes() for each in victims.digests]
+    assert digests == hash_request_tokens(OLD, 4)[:0:-1]
+    allocate(space, tokens(4 * (num_empty + 3), first=500))
+    assert [space.stored_block(digest) for digest in digests] == [None] * 3
+    assert hits(space) == (4, 16)
 
 
 def test_a_touch_takes_nothing_and_counts_no_hit() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.options import flag, option, parse_blocks, parse_gib, parse_share
@@ -23,7 +23,7 @@ from pagedkv.contract.extras import needing
 from pagedkv.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES
 from pagedkv.errors import ConfigurationError, RequestError, TraceError
 from pagedkv.models.memory import GIB
-from pagedkv.tiers import ObjectBody, RedisBody, Tier, parse_tier
+from pagedkv.tiers import Admission, ObjectBody, RedisBody, Tier, parse_tier
 
 if TYPE_CHECKING:
     from pagedkv.engine import EngineConfig
@@ -92,6 +92,15 @@ class EngineOptions:
         ),
     ] = None
 
+    tier_admission: Annotated[
+        str | None,
+        option(
+            "RULE",
+            "What each --tier stores. always: all that is computed (default); second-offer: what is computed twice; "
+            "before-eviction: what the device is about to evict.",
+            panel=opt.MEMORY,
+        ),
+    ] = None
     tier_rescan: Annotated[
         float | None,
         option(
@@ -146,6 +155,10 @@ class EngineOptions:
         """Return the tiers. Raises ConfigurationError, MissingExtraError."""
         tiers = tuple(map(parse_tier, self.tier or ()))
         _require_packages(tiers)
+        if self.tier_admission is not None:
+            if not tiers:
+                raise ConfigurationError("--tier-admission needs a --tier")
+            tiers = tuple(replace(each, admission=cast("Admission", self.tier_admission)) for each in tiers)
         if self.tier_rescan is None:
             return tiers
         if not any(each.is_shared for each in tiers):

@@ -243,7 +243,9 @@ class PlanAxes:
     max_batched_tokens: Annotated[str, option("N,...", "Tokens that a step computes.")] = "8192"
     host_memory: Annotated[str | None, option("SIZE,...", "Host memory that keeps cached blocks: 0,64GiB.")] = None
     disk: Annotated[str | None, option("SIZE,...", "Disk that keeps cached blocks: 0,1TB.")] = None
-    admissions: Annotated[str | None, option("RULE,...", "Of these two: always,second-offer.", "--admission")] = None
+    admissions: Annotated[
+        str | None, option("RULE,...", "Of these: always,second-offer,before-eviction.", "--admission")
+    ] = None
     replicas: Annotated[str | None, option("N,...", "Replicas behind a router, each with this memory.")] = None
     routings: Annotated[
         str | None,

@@ -96,7 +96,9 @@ class TierOptions:
     admission: Annotated[
         str | None,
         option(
-            "RULE", "always: tiers store all computed blocks (default); second-offer: blocks that are offered twice."
+            "RULE",
+            "always: tiers store all computed blocks (default); second-offer: blocks that are offered twice; "
+            "before-eviction: blocks that the device is about to evict.",
         ),
     ] = None
     rates: TierRates = NO_RATES

@@ -500,7 +500,7 @@ class CacheEvents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBlocks:
-    """All blocks of one pool that are in the prefix index, in the order of their ids.
+    """Blocks of one pool that are in the prefix index: all in the order of their ids, or the next to be evicted.
 
     Args:
         pool: name of the pool.

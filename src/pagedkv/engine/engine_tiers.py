@@ -52,6 +52,7 @@ from pagedkv.space import BlockSpace, PrefixHit, SpaceObserver
 from pagedkv.tiers import BreakerState, HostMemory, Identity, RunChain, SharedStore, Tier, end_key_of
 from pagedkv.tiers.entry_blocks import EntryLayout
 from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, ServedTier, TierCause, TierStatistics
+from pagedkv.tiers.specs import BEFORE_EVICTION
 from pagedkv.tiers.tier_events import MOST_TIER_EVENTS, TierEventLog, published_medium
 from pagedkv.tiers.tier_loads import TierLoads
 from pagedkv.tiers.tier_offers import TierOffers
@@ -168,7 +169,11 @@ class EngineTiers:
     # Loads: the scheduler's loader
 
     def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
-        """Begin or join a load of the blocks after a request's hit; return whether the request must wait for it."""
+        """Begin or join a load of the blocks after a request's hit; return whether the request must wait for it.
+
+        What its blocks are about to evict is stored first.
+        """
+        self._offers.make_way(len(token_ids) - match.num_tokens)
         return self._loads.begins_load(request, token_ids, match)
 
     def give_way(self) -> bool:
@@ -292,7 +297,7 @@ class EngineTiers:
 
     def forget(self, token_ids: Int32Array, keys: RequestKeys, start: int) -> int:
         """Remove a prefix from position ``start`` on, and what continues it, from every tier; count the entries."""
-        self._offers.drop()
+        self._offers.drop_queued()
         self._loads.end_all(TierCause.WITHDRAWN)
         chain = self._layout.new_chain(keys)
         chain.extend(token_ids)
@@ -308,8 +313,9 @@ class EngineTiers:
         It is neither loaded nor stored again in the life of this engine. The space is in the middle of an operation:
         it publishes nothing of the loads of such content.
         """
-        self._offers.drop()
+        self._offers.drop_queued()
         if digests is None:
+            self._offers.drop()
             for tier in self._tiers:
                 tier.store.reset()
             return
@@ -350,17 +356,18 @@ class EngineTiers:
         self._offers.drop()
 
     def flush(self, timeout_s: float) -> bool:
-        """Copy and offer all that waits, and wait until it is stored.
+        """Copy and offer all that waits, also for its eviction, and wait until it is stored.
 
         Returns whether all was stored that tiers were to store since the last call: nothing was dropped, failed, or is
         late.
         """
         until = time.monotonic() + timeout_s
         is_quiet = True
+        self._offers.queue_cached()
         while is_quiet:
             self._offers.advance(is_idle=True)
             is_quiet = all(tier.store.wait_until_quiet(max(0.0, until - time.monotonic())) for tier in self._tiers)
-            if self._offers.is_empty:
+            if self._offers.is_empty and not self._offers.queue_cached():
                 break
         self._is_stuck = not is_quiet
         return not sum(tier.take_num_lost() for tier in self._tiers) and is_quiet
@@ -497,7 +504,14 @@ class OpenTier(ServedTier):
         config = spec.store_config(entry_nbytes)
         most = min(2**31 - 1, config.max_entries + MOST_TIER_EVENTS)
         self._config = replace(config, max_events=most) if records_events else config
-        super().__init__(spec.name, spec.medium, spec.loads, spec.deadline_s, self._opened(identity))
+        super().__init__(
+            spec.name,
+            spec.medium,
+            spec.loads,
+            spec.deadline_s,
+            self._opened(identity),
+            stores_victims=spec.admission == BEFORE_EVICTION,
+        )
         self._was_out = False
         self._num_lost = 0
 

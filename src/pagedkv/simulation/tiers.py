@@ -59,6 +59,7 @@ from pagedkv.tiers import (
 )
 from pagedkv.tiers.entry_blocks import CopyEnd, EntryLayout, HostBlocks, Rows
 from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, ServedTier, TierCause, TierStatistics
+from pagedkv.tiers.specs import BEFORE_EVICTION
 from pagedkv.tiers.tier_events import MOST_TIER_EVENTS, TierEventLog
 from pagedkv.tiers.tier_loads import TierLoads
 from pagedkv.tiers.tier_offers import TierOffers
@@ -85,7 +86,8 @@ class SimulatedTier:
         nbytes: most bytes of entries; 0: there is no such tier.
         bandwidth: bytes a second of all reads together, and of all writes together.
         latency_s: seconds of each read and write in addition to its bytes; latencies of several in flight overlap.
-        admission: "always" writes every offered entry; "second-offer" an entry that is offered for the second time.
+        admission: "always" writes every offered entry; "second-offer" an entry that is offered for the second time;
+            "before-eviction" an entry that is about to be evicted from the device.
         loads: "if-faster" loads entries if that is predicted to be faster than computing; "always" loads all entries.
         deadline_s: longest time that a request waits for a load.
 
@@ -380,7 +382,14 @@ class SimulatedTiers:
             for each in tiers
         ]
         self._tiers = [
-            ServedTier(each.medium, each.medium, each.loads, each.deadline_s, store)
+            ServedTier(
+                each.medium,
+                each.medium,
+                each.loads,
+                each.deadline_s,
+                store,
+                stores_victims=each.admission == BEFORE_EVICTION,
+            )
             for each, store in zip(tiers, self._stores, strict=True)
         ]
         self._events = TierEventLog(layout.run_tokens if layout.has_runs else 0)
@@ -424,6 +433,7 @@ class SimulatedTiers:
     def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
         """Begin or join a load of the blocks after a request's hit; return whether the request must wait for it."""
         self._tokens[request] = token_ids
+        self._offers.make_way(len(token_ids) - match.num_tokens)
         return self._loads.begins_load(request, token_ids, match)
 
     def give_way(self) -> bool:

@@ -287,6 +287,20 @@ class SpaceView:
         """
         return stored_blocks.list_stored(self._state, self._pool(pool))
 
+    def next_victims(self, num_blocks: int, pool: str | None = None) -> StoredBlocks:
+        """List the cached blocks among those that the next allocations take, the next one first. Changes nothing.
+
+        This is the order of the free blocks. Leased blocks are left out, and an allocation departs from it where a
+        tenant is at its cap, where floors keep blocks of others, and with the policies "hazard" and "priority".
+
+        Args:
+            num_blocks: how many allocations.
+            pool: name of a device pool; the first group's when None.
+
+        Cost: O(num_blocks).
+        """
+        return stored_blocks.next_victims(self._state, self._pool(pool), as_count(num_blocks, "num_blocks"))
+
     def stored_block(self, digest: bytes | npt.NDArray[np.uint8], group: int = 0) -> StoredBlock | None:
         """Return tokens, extra keys and parent of the block with this digest, or None. Changes nothing.
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import ROOT_DIGEST, hash_block_tokens, without_root, words_of_digests
+from pagedkv.blocks.free_queue import blocks_of_list, protected_sentinel, spare_sentinel
 from pagedkv.blocks.record import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
 from pagedkv.contract.answers import STORED, BlockContents, CacheEvents, StoredBlocks
 from pagedkv.contract.arrays import DIGEST_NBYTES, Int32Array
@@ -76,8 +77,23 @@ def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | No
 
 def list_stored(state: SpaceState, pool: BlockPool) -> StoredBlocks:
     """List every named block of a pool. O(blocks)."""
+    return _listed(state, pool, pool.prefix_index.named_blocks().astype(np.int32))
+
+
+def next_victims(state: SpaceState, pool: BlockPool, num_blocks: int) -> StoredBlocks:
+    """List the cached blocks among those that the next allocations take, in their order. O(num_blocks)."""
+    num_blocks = min(num_blocks, pool.num_free)
+    records = pool.arrays.records
+    sentinels = (NULL_BLOCK, spare_sentinel(records), protected_sentinel(records))
+    cold, spare, protected = (np.array(blocks_of_list(records, each, num_blocks), np.int32) for each in sentinels)
+    is_cached = records[cold, NAME] != 0
+    line = np.concatenate((cold[~is_cached], spare, cold[is_cached], protected))[:num_blocks]
+    return _listed(state, pool, line[records[line, NAME] != 0])
+
+
+def _listed(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> StoredBlocks:
+    """Describe named blocks of a pool."""
     records, digests = pool.arrays.records, pool.arrays.digests
-    blocks = pool.prefix_index.named_blocks().astype(np.int32)
     groups = records[blocks, NAME] - 1
     if len(pool.arrays.parent_digests):
         parent_words = without_root(pool.arrays.parent_digests[blocks])

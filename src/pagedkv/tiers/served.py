@@ -152,6 +152,7 @@ class ServedTier:
         loads: whether content is loaded always, or only if that is predicted to be faster than computing.
         deadline_s: longest time that a request waits for a load.
         store: the store of the present content.
+        stores_victims: whether it gets what is about to be evicted, not what was computed.
 
     Attributes:
         num_loads: loads with entries of this tier.
@@ -165,12 +166,22 @@ class ServedTier:
         not_loaded: tokens that it had and that were not loaded, by cause.
     """
 
-    def __init__(self, name: str, medium: str, loads: LoadRule, deadline_s: float, store: RunStore) -> None:
+    def __init__(  # noqa: PLR0913 - a tier, as it is configured
+        self,
+        name: str,
+        medium: str,
+        loads: LoadRule,
+        deadline_s: float,
+        store: RunStore,
+        *,
+        stores_victims: bool = False,
+    ) -> None:
         self.name = name
         self.medium = medium
         self.loads = loads
         self.deadline_s = deadline_s
         self.store = store
+        self.stores_victims = stores_victims
         self.num_loads = 0
         self.num_loaded_tokens = 0
         self.num_hit_tokens = 0

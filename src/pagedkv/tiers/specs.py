@@ -25,9 +25,11 @@ from pagedkv.tiers.object_body import ObjectBody
 from pagedkv.tiers.redis_body import RedisBody
 from pagedkv.tiers.words import MOST_NBYTES, StoreConfig
 
-Admission: TypeAlias = Literal["always", "second-offer"]
+Admission: TypeAlias = Literal["always", "second-offer", "before-eviction"]
 LoadRule: TypeAlias = Literal["if-faster", "always"]
 
+BEFORE_EVICTION: Final = "before-eviction"
+TIER_ADMISSIONS: Final = ("always", "second-offer", BEFORE_EVICTION)
 LOAD_RULES: Final = ("if-faster", "always")
 UNITS: Final = {
     "": 2**30,
@@ -78,7 +80,7 @@ class Tier(ABC):
 
     Args:
         admission: "always" stores what requests have computed; "second-offer" stores it when it is offered for the
-            second time, which writes less.
+            second time, which writes less; "before-eviction" stores it when it is about to be evicted from the device.
         loads: "if-faster" loads where that is predicted to be faster than computing, by what both took so far;
             "always" loads whatever is there.
         deadline_s: longest time that a request waits for a load.
@@ -103,6 +105,7 @@ class Tier(ABC):
     rescan_s: float | None = None
 
     def __post_init__(self) -> None:
+        as_choice(self.admission, TIER_ADMISSIONS, "admission")
         as_choice(self.loads, LOAD_RULES, "loads")
         require_secret(self.secret)
         require_instance(self.settings, Mapping, "settings")
@@ -165,7 +168,7 @@ class Tier(ABC):
                 cap_nbytes=self.cap_nbytes,
                 floor_nbytes=self.floor_nbytes,
                 eviction=self.eviction,
-                admission=self.admission,
+                admission="always" if self.admission == BEFORE_EVICTION else self.admission,
                 **settings,
             )
         except TypeError as problem:
@@ -406,11 +409,13 @@ def tier_of_options(
         options: of the tier, such as ``admission``, ``eviction``, ``settings``.
 
     Raises:
-        ConfigurationError: not one medium, no cap, an option that the tier does not have.
+        ConfigurationError: not one medium, no cap, an option that the tier does not have, or that needs our own engine.
 
     >>> tier_of_options(root="/var/cache/kv", cap="200GiB").name
     'folder /var/cache/kv'
     """
+    if options.get("admission") == BEFORE_EVICTION:
+        raise ConfigurationError(f"this engine does not tell what it is about to evict: no {BEFORE_EVICTION!r}")
     media = {"root": root, "redis": redis, "object": object}
     given = {name: where for name, where in media.items() if where is not None}
     if len(given) != 1:

@@ -14,7 +14,7 @@ from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.simulation import ServingConfig, ServingResult, SimulatedTier, VirtualServer
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.tiers import Medium, VirtualStore
-from pagedkv.tiers import Delete, Read, Write
+from pagedkv.tiers import Admission, Delete, Read, Write
 
 pytestmark = pytest.mark.interpreted
 
@@ -63,29 +63,46 @@ def served(config: ServingConfig, requests: Sequence[TokenizedRequest]) -> Servi
 class HandModel:
     """A pool that has the blocks of the last prompt alone, above a host tier: a list of prefixes, oldest first."""
 
+    AHEAD: Final = 1
+    """Blocks that are looked at beyond those that a request takes."""
+
     def __init__(self, num_entries: int, admission: str) -> None:
         self.num_entries, self.admission = num_entries, admission
         self.last: Prompt = ()
         self.kept: list[Prompt] = []
         self.seen: set[Prompt] = set()
+        self.waits_no_more: list[Prompt] = []
         self.num_written = 0
 
     def serve(self, prompt: Prompt) -> tuple[int, int]:
         """Serve a prompt; return its hits on the device, and those that the tier brought."""
         prefixes = [prompt[: place + 1] for place in range(LENGTH)]
         on_device = sum(prefix == self.last[: len(prefix)] for prefix in prefixes[:-1])
+        if self.admission == "before-eviction":
+            self._offer_the_last(LENGTH - on_device + self.AHEAD)
         brought = 0
         if on_device < LENGTH - 1:
             while on_device + brought < LENGTH - 1 and prefixes[on_device + brought] in self.kept:
                 brought += 1
-        self._offer(prefixes)
-        self.last = prompt
+        self.last, self.waits_no_more = prompt, []
+        if self.admission == "before-eviction":
+            self._offer_the_last(self.AHEAD)
+        else:
+            self._offer(prefixes)
         return on_device, brought
+
+    def _offer_the_last(self, num_blocks: int) -> None:
+        """Offer those of the device's blocks that are evicted next, the tail first: each once while it is there."""
+        prefixes = [self.last[: place + 1] for place in range(len(self.last))][-num_blocks:]
+        self._offer([each for each in prefixes if each not in self.waits_no_more])
+        self.waits_no_more += prefixes
 
     def _offer(self, prefixes: list[Prompt]) -> None:
         there = [each for each in prefixes if each in self.kept]
         self.kept = [each for each in self.kept if each not in there] + there[::-1]  # the tail is evicted first
-        wanted = [each for each in prefixes if each not in there and (self.admission == "always" or each in self.seen)]
+        wanted = [
+            each for each in prefixes if each not in there and (self.admission != "second-offer" or each in self.seen)
+        ]
         self.seen.update(prefixes)
         self.num_written += len(wanted)
         while len(self.kept) + len(wanted) > self.num_entries:
@@ -102,7 +119,7 @@ class HandModel:
 @given(
     turns=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 2)), max_size=12),
     num_entries=st.integers(LENGTH, 12),
-    admission=st.sampled_from(["always", "second-offer"]),
+    admission=st.sampled_from(["always", "second-offer", "before-eviction"]),
 )
 @settings(max_examples=40, deadline=None)
 def test_hits_and_writes_are_those_of_a_model_by_hand(
@@ -124,11 +141,13 @@ CONVERSATIONS: Final = st.lists(
 )
 
 
-@given(conversations=CONVERSATIONS)
-@settings(max_examples=25, deadline=None)
-def test_an_endless_tier_hits_what_an_endless_pool_hits(conversations: list[tuple[list[int], int, int]]) -> None:
+@given(conversations=CONVERSATIONS, admission=st.sampled_from(["always", "before-eviction"]))
+@settings(max_examples=40, deadline=None)
+def test_an_endless_tier_hits_what_an_endless_pool_hits(
+    conversations: list[tuple[list[int], int, int]], admission: str
+) -> None:
     requests = [request(blocks, more, 0.0, output) for blocks, more, output in conversations]
-    with_tier = served(config(host(), num_blocks=9), requests)
+    with_tier = served(config(host(admission=admission), num_blocks=9), requests)
     endless = served(config(num_blocks=500), requests)
     assert with_tier.hits == endless.hits
 
@@ -140,13 +159,18 @@ def test_an_endless_tier_hits_what_an_endless_pool_hits(conversations: list[tupl
         [{}, {"overlap": True}, {"num_samples": 2}, {"beam_width": 2}, {"preemption": "swap", "num_host_blocks": 9}]
     ),
     caps=st.tuples(st.integers(0, 9), st.integers(0, 30)),
+    admission=st.sampled_from(["second-offer", "before-eviction"]),
 )
 @settings(max_examples=25, deadline=None)
 def test_whatever_is_served_all_invariants_hold_and_every_request_ends(
-    conversations: list[tuple[list[int], int, int]], bandwidth: float, changes: dict[str, Any], caps: tuple[int, int]
+    conversations: list[tuple[list[int], int, int]],
+    bandwidth: float,
+    changes: dict[str, Any],
+    caps: tuple[int, int],
+    admission: Admission,
 ) -> None:
     tiers = (
-        SimulatedTier("host", caps[0] * ENTRY, bandwidth, 0.0, "second-offer"),
+        SimulatedTier("host", caps[0] * ENTRY, bandwidth, 0.0, admission),
         SimulatedTier("disk", caps[1] * ENTRY, bandwidth / 10, 1e-3),
     )
     requests = [

@@ -49,6 +49,7 @@ from pagedkv.planner.capacity.pool_hits import (
 )
 from pagedkv.planner.capacity.references import SPREAD, WORD, BlockReferences, Partition, write_path
 from pagedkv.tiers import Admission, HostTier, StoreCore
+from pagedkv.tiers.specs import BEFORE_EVICTION
 from pagedkv.tiers.words import MOST_NBYTES
 
 Policy: TypeAlias = Callable[[BlockReferences, int, Pause], Int32Array | Int64Array]
@@ -219,6 +220,10 @@ class CurveTier:
     def __post_init__(self) -> None:
         """Check every field."""
         as_choice(self.medium, MEDIA, "medium")
+        if self.admission == BEFORE_EVICTION:
+            raise ConfigurationError(
+                f"the tiers of a curve get all blocks of a prompt at once: replay the trace for {BEFORE_EVICTION!r}"
+            )
         as_count(self.nbytes, f"the size of a {self.medium} tier", least=1, most=MOST_NBYTES)
         HostTier(self.nbytes, admission=self.admission)
 
