@@ -3,14 +3,17 @@
 import json
 import re
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pagedkv.cli import serving
 from pagedkv.cli.commands import curve as curve_command
+from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.options import DEFAULT_COST_MODEL
-from pagedkv.cli.serving import CLOSED_LOOP
+from pagedkv.cli.plan_axes import PlanAxes
+from pagedkv.cli.serving import CLOSED_LOOP, ServingOptions
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.engine.config import EngineConfig
 from pagedkv.planner.traces.merging import interleave_sessions
@@ -116,6 +119,18 @@ def test_a_replay_evicts_as_an_engine_does_unless_told(trace: Path) -> None:
     assert document["config"]["policy"] == "lru"
     assert shown_by("replay", trace)["eviction policy (--eviction)"] == "lru"
     assert shown_by("replay", trace, "--eviction", "hazard")["eviction policy (--eviction)"] == "hazard"
+
+
+def test_tails_have_the_length_that_is_typed(trace: Path) -> None:
+    run_with = partial(run, "replay", trace, "--json", "-", "--eviction", "tlru")
+    assert json.loads(run_with("--tail-tokens", "64").stdout)["config"]["tail_tokens"] == 64
+    assert run_with("--tail-tokens", "-1").exit_code == 2
+    options = {"eviction": "tlru", "tail_tokens": 64}
+    replayed = ServingOptions(**options).configuration()[0]  # type: ignore[arg-type]
+    axes = PlanAxes("llama-3.1-8b", gpus="h100", loads="1", evictions="tlru", tail_tokens=64)
+    (planned, *_) = axes.points(2e3, 8000, has_content=True)
+    assert replayed.space_config().tail_tokens == planned.point.config.space_config().tail_tokens == 64
+    assert EngineOptions(**options).config().tail_tokens == 64  # type: ignore[arg-type]
 
 
 def test_the_same_run_writes_the_same_bytes(tmp_path: Path, trace: Path) -> None:

@@ -60,6 +60,7 @@ class EngineOptions:
     max_sequences: opt.MaxSequences = 64
     max_batched_tokens: opt.MaxBatchedTokens = 2048
     eviction: opt.EvictionName = DEFAULT_EVICTION
+    tail_tokens: opt.TailTokens = 2048
     lookup: Annotated[
         int,
         option(
@@ -143,6 +144,7 @@ class EngineOptions:
             max_batched_tokens=self.max_batched_tokens,
             max_tokens=self.max_length,
             eviction=self.eviction,
+            tail_tokens=self.tail_tokens,
             speculation=PromptLookup(self.lookup) if self.lookup else None,
             num_draft_tokens=0 if self.draft_model is None else self.draft_tokens or DEFAULT_DRAFT_TOKENS,
             overlap=self.overlap,

@@ -232,6 +232,7 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         preemption=config.preemption,
         watermark=config.watermark,
         eviction=config.eviction,
+        tail_tokens=config.tail_tokens,
         overlap=config.overlap,
     )
 

@@ -136,6 +136,10 @@ CostModelName: TypeAlias = Annotated[
 MaxSequences: TypeAlias = Annotated[int, option("N", "Sequences that run at once.", panel=SCHEDULING)]
 MaxBatchedTokens: TypeAlias = Annotated[int, option("N", "Tokens that a step computes.", panel=SCHEDULING)]
 Watermark: TypeAlias = Annotated[str, option("N%", "Share of a pool that admissions leave free.", panel=SCHEDULING)]
+TailTokens: TypeAlias = Annotated[
+    int,
+    option("N", "With --eviction tlru, the last tokens of each sequence, which are evicted first.", panel=SCHEDULING),
+]
 EvictionName: TypeAlias = Annotated[
     str,
     option(

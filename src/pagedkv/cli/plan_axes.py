@@ -233,6 +233,7 @@ class PlanAxes:
     memory: Annotated[str | None, option("SIZE,...", "Memory for the KV cache, instead of a GPU's.")] = None
     block_sizes: Annotated[str, option("B,...", "Tokens a block.", "--block-size")] = BLOCK_SIZES
     evictions: Annotated[str, option("NAME,...", "Eviction policies.", "--eviction")] = "lru,hazard"
+    tail_tokens: opt.TailTokens = 2048
     splits: Annotated[
         str,
         option(
@@ -463,6 +464,7 @@ class PlanAxes:
             cost_model=self.cost_model,
             block_size=int(_as_number(setting["block size"])),
             eviction=str(setting["policy"]),
+            tail_tokens=self.tail_tokens,
             max_sequences=int(_as_number(setting["sequences"])),
             max_batched_tokens=int(_as_number(setting["tokens a step"])),
             load=load,

@@ -294,6 +294,7 @@ class ServingOptions:
     max_batched_tokens: opt.MaxBatchedTokens = 8192
     watermark: opt.Watermark = "1%"
     eviction: opt.EvictionName = DEFAULT_EVICTION
+    tail_tokens: opt.TailTokens = 2048
     preemption: opt.PreemptionName = "recompute"
     overlap: opt.Overlap = False
     samples: opt.Samples = None
@@ -332,6 +333,7 @@ class ServingOptions:
             max_batched_tokens=self.max_batched_tokens,
             watermark=parse_share(self.watermark, "--watermark"),
             eviction=self.eviction,
+            tail_tokens=self.tail_tokens,
             preemption=cast("PreemptionKind", self.preemption),
             overlap=self.overlap,
             num_samples=self.samples,

@@ -139,6 +139,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "span_s": "--spread",
         "speculation": "--lookup",
         "starts_together": "--start-together",
+        "tail_tokens": "--tail-tokens",
         "tenant_by": "--tenant-by",
         "tiers": "--tier",
         "time_unit": "--time-unit",

@@ -62,7 +62,8 @@ class EngineConfig:
         prefix_caching: share blocks between requests, and keep them for later ones.
         min_partial_hit: fewest tokens of a hit inside a block, for which that block is copied; 0: no such hits.
         watermark: fraction of blocks that admissions leave free.
-        eviction: name of the eviction policy.
+        eviction: name of the eviction policy; tail_tokens: with "tlru", the last tokens of each sequence, which go
+            first.
         weights_epoch: the first version of the weights: text, or a number if epochs are to be counted (8 bytes a
             block).
         max_epoch_lag: the oldest weights that may have contributed to a hit, in epochs before the current one; above 0
@@ -124,6 +125,7 @@ class EngineConfig:
     min_partial_hit: int = 0
     watermark: float = 0.01
     eviction: str = DEFAULT_EVICTION
+    tail_tokens: int = 2048
     weights_epoch: str | int = ""
     max_epoch_lag: int = 0
     self_test: bool = True
@@ -171,6 +173,7 @@ class EngineConfig:
         require_preemption(self.preemption)
         if self.speculation is not None:
             require_instance(self.speculation, PromptLookup, "speculation")
+        as_count(self.tail_tokens, "`tail_tokens`")
         as_count(self.predicted_tokens, "predicted_tokens", most=MOST_TOKENS)
         as_count(self.num_draft_tokens, "num_draft_tokens", most=MOST_TOKENS)
         self._require_one_guesser()
@@ -253,6 +256,7 @@ class EngineConfig:
             prefix_caching=self.prefix_caching,
             min_partial_hit=self.min_partial_hit if self.prefix_caching else 0,
             eviction=self.eviction,
+            tail_tokens=self.tail_tokens,
             weights_epoch=self.weights_epoch,
             max_epoch_lag=self.max_epoch_lag,
             in_order=True,

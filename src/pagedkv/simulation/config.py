@@ -35,7 +35,8 @@ class ServingConfig:
         max_sequences: sequences that run at once; samples and beams count one by one.
         max_batched_tokens: tokens that a step computes, including decoded ones.
         watermark: fraction of a pool that admissions leave free.
-        eviction: name of the eviction policy.
+        eviction: name of the eviction policy; tail_tokens: with "tlru", the last tokens of each sequence, which go
+            first.
         preemption: treatment of a preempted request.
         num_samples: samples of every request; None: as in the trace.
         beam_width: beams of every request; None: no beam search.
@@ -72,6 +73,7 @@ class ServingConfig:
     tenants: Mapping[str, TenantLimits] | None = None
     overlap: bool = False
     tiers: tuple[SimulatedTier, ...] = ()
+    tail_tokens: int = 2048
 
     def __post_init__(self) -> None:
         """Check the values that the block space does not check."""
@@ -166,6 +168,7 @@ class ServingConfig:
             events=is_watched,
             max_events=max(LEAST_EVENTS, min(LARGEST_SIZE, EVENTS_A_BLOCK * max(num_blocks.values(), default=0))),
             eviction=self.eviction,
+            tail_tokens=self.tail_tokens,
             explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,
             tenants=self.tenants,
@@ -185,6 +188,7 @@ class ServingConfig:
             "max_batched_tokens": self.max_batched_tokens,
             "watermark": self.watermark,
             "policy": self.eviction,
+            **({"tail_tokens": self.tail_tokens} if self.eviction == "tlru" else {}),
             "preemption": self.preemption,
             "num_samples": self.num_samples,
             "beam_width": self.beam_width,
