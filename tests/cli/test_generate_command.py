@@ -142,6 +142,27 @@ def test_a_folder_keeps_what_was_computed_for_the_next_call(folder: Path, tmp_pa
     assert (wrong.exit_code, "--tier-rescan needs a --tier that other processes may share" in wrong.stderr) == (2, True)
 
 
+def test_tiers_write_through_a_codec_and_a_lossy_one_is_not_verified(folder: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    ask = ("generate", "--model", folder, "--prompt", "w7 w9 w3 " * 40, *POOL, "--tier", f"folder:{tmp_path}:16MiB")
+    for codec in ("zstd", f"aes-gcm:file:{key}", "fp8-e4m3"):
+        more = ("--tier-codec", codec, "--tier-admission", "before-eviction", "--json", "-")
+        loaded = [json.loads(run(*ask, *more).stdout)["figures"]["num_loaded_tokens"] for _ in range(2)]
+        assert loaded == [{"folder": 0}, {"folder": 96}], codec
+    refused = {
+        ("--tier-codec", "fp8-e4m3", "--verify"): "which --tier-codec fp8-e4m3 changes",
+        ("--tier-codec", "lz4"): "a codec is none, zstd",
+        ("--tier-admission", "never"): "admission must be one of",
+    }
+    for options, told in refused.items():
+        wrong = run(*ask, *options)
+        assert (wrong.exit_code, told in " ".join(wrong.stderr.split())) == (2, True), wrong.stderr
+    for option, value in (("--tier-codec", "zstd"), ("--tier-admission", "always")):
+        wrong = run("generate", "--model", folder, "--prompt", "w7", option, value)
+        assert (wrong.exit_code, f"{option} needs a --tier" in wrong.stderr) == (2, True)
+
+
 def test_an_answer_that_differs_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: where the model itself is made to say something else."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pagedkv.compilation.compiled import is_compiling_at_all
+from pagedkv.tiers.codecs import NO_CODEC, AesGcm, Codec, Zstd
 from pagedkv.tiers.core import Dispatch
 from pagedkv.tiers.entries import Deletes, Entries, OpenScan
 from pagedkv.tiers.folder_body import FolderBody
@@ -290,10 +291,14 @@ def test_chains_share_their_beginnings() -> None:
     assert sum(len(each.frame) for each in machine.contents.values()) > CAP, "the disk is too large to evict"
 
 
-@pytest.mark.parametrize("medium", MEDIA)
-def test_faults_of_real_media_are_misses_in_time(medium: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("medium", "codec"),
+    [*((medium, NO_CODEC) for medium in MEDIA), ("folder", Zstd()), ("folder", AesGcm(bytes(32)))],
+    ids=str,
+)
+def test_faults_of_real_media_are_misses_in_time(medium: str, codec: Codec, tmp_path: Path) -> None:
     try:
-        machine = RealMachine(medium, tmp_path)
+        machine = RealMachine(medium, tmp_path, codec=codec)
     except PermissionError as problem:
         pytest.skip(str(problem))
     machine.run(300)

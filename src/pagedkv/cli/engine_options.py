@@ -23,7 +23,7 @@ from pagedkv.contract.extras import needing
 from pagedkv.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES
 from pagedkv.errors import ConfigurationError, RequestError, TraceError
 from pagedkv.models.memory import GIB
-from pagedkv.tiers import Admission, ObjectBody, RedisBody, Tier, parse_tier
+from pagedkv.tiers import Admission, ObjectBody, RedisBody, Tier, parse_codec, parse_tier
 
 if TYPE_CHECKING:
     from pagedkv.engine import EngineConfig
@@ -102,6 +102,15 @@ class EngineOptions:
             panel=opt.MEMORY,
         ),
     ] = None
+    tier_codec: Annotated[
+        str | None,
+        option(
+            "CODEC",
+            "How each --tier writes: none (default), zstd, zstd:LEVEL, aes-gcm:file:PATH or aes-gcm:command:LINE with "
+            "a key; fp8-e4m3, which changes answers.",
+            panel=opt.MEMORY,
+        ),
+    ] = None
     tier_rescan: Annotated[
         float | None,
         option(
@@ -161,6 +170,12 @@ class EngineOptions:
             if not tiers:
                 raise ConfigurationError("--tier-admission needs a --tier")
             tiers = tuple(replace(each, admission=cast("Admission", self.tier_admission)) for each in tiers)
+        if self.tier_codec is not None:
+            if not tiers:
+                raise ConfigurationError("--tier-codec needs a --tier")
+            codec = parse_codec(self.tier_codec)
+            codec.require_packages()
+            tiers = tuple(replace(each, codec=codec) for each in tiers)
         if self.tier_rescan is None:
             return tiers
         if not any(each.is_shared for each in tiers):

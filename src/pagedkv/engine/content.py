@@ -39,7 +39,8 @@ from pagedkv.device import (
 )
 from pagedkv.engine.identity import Scales, identity_of, model_digest
 from pagedkv.probe import compat
-from pagedkv.tiers import HostMemory, Identity, Tier
+from pagedkv.tiers import Codec, HostMemory, Identity, Tier
+from pagedkv.tiers.codecs import identity_through
 from pagedkv.tiers.entry_blocks import BlockBytes, CopyEnd, HostBlocks, Rows
 
 
@@ -102,6 +103,43 @@ class OwnContent:
     def open_block_bytes(self, staging_nbytes: int) -> BlockBytes:
         """Open copies of blocks that need no tier."""
         return block_bytes_with_staging(self._storage, staging_nbytes)
+
+
+@final
+class LossyContent:
+    """The content of an engine whose tiers change numbers: as what it wraps, with another identity.
+
+    Args:
+        content: of the engine; codecs: of its tiers.
+    """
+
+    def __init__(self, content: StoredContent, codecs: Sequence[Codec]) -> None:
+        self._content = content
+        self._codecs = codecs
+
+    @property
+    def nbytes(self) -> Sequence[int]:
+        """Bytes of a block of each group."""
+        return self._content.nbytes
+
+    def identity(self, blocks_per_run: int) -> Identity:
+        """Return the identity of the present content, with the codecs that it may have been loaded through."""
+        return identity_through(self._content.identity(blocks_per_run), self._codecs)
+
+    def open_memory(self, specs: Sequence[Tier], entry_nbytes: int) -> tuple[BlockBytes, list[HostMemory | None]]:
+        """Open the copies of blocks, and the memory of tiers."""
+        return self._content.open_memory(specs, entry_nbytes)
+
+    def open_block_bytes(self, staging_nbytes: int) -> BlockBytes:
+        """Open copies of blocks that need no tier."""
+        return self._content.open_block_bytes(staging_nbytes)
+
+
+def content_through(content: StoredContent | None, codecs: Sequence[Codec]) -> StoredContent | None:
+    """Return the content of an engine whose tiers have these codecs."""
+    if content is None or not any(codec.is_lossy for codec in codecs):
+        return content
+    return LossyContent(content, codecs)
 
 
 def scales_of(storage: KVStorage) -> Scales:

@@ -36,7 +36,7 @@ from pagedkv.device import is_device_failure
 from pagedkv.engine.answering import Answering, Sampler
 from pagedkv.engine.captured_passes import CaptureState
 from pagedkv.engine.config import EngineConfig
-from pagedkv.engine.content import StoredContent
+from pagedkv.engine.content import StoredContent, content_through
 from pagedkv.engine.drafter import DraftModel
 from pagedkv.engine.engine_tiers import EngineTiers, HandOff, hand_over_direct, take_over_direct
 from pagedkv.engine.outputs import FinishReason, StepRecord
@@ -135,7 +135,7 @@ class EngineCore:
         self.config = config = self._parts.config
         self.space, self.executor = self._parts.space, self._parts.executor
         self.memory, self.absorbed = self._parts.memory, self._parts.absorbed
-        self._content = self._parts.content(whole)
+        self._content = content_through(self._parts.content(whole), [tier.coding for tier in config.tiers])
         tiers = self._new_tiers()
         scheduling = config.scheduling(publishes_answers=not replays_steps)
         self.scheduler = Scheduler(scheduling, self.space, tiers)

@@ -505,7 +505,7 @@ class OpenTier(ServedTier):
         most = min(2**31 - 1, config.max_entries + MOST_TIER_EVENTS)
         self._config = replace(config, max_events=most) if records_events else config
         super().__init__(
-            spec.name,
+            f"{spec.name} through {spec.coding.name}" if spec.coding.is_lossy else spec.name,
             spec.medium,
             spec.loads,
             spec.deadline_s,
@@ -516,10 +516,12 @@ class OpenTier(ServedTier):
         self._num_lost = 0
 
     def _opened(self, identity: Identity) -> SharedStore:
-        body = self.spec.open_body(identity.fingerprint, self._memory)
+        codec = self.spec.coding
+        codec.require_packages()
+        body = self.spec.open_body(codec.identity_of(identity).fingerprint, self._memory)
         try:
             rescan_s = self.spec.rescan_s or None
-            return SharedStore(body, identity, self._config, secret=self.spec.secret, rescan_s=rescan_s)
+            return SharedStore(body, identity, self._config, secret=self.spec.secret, codec=codec, rescan_s=rescan_s)
         except BaseException:
             body.close()
             raise

@@ -278,9 +278,10 @@ class PagedKVStorage(HiCacheStorage):
         config = self._tier.store_config(page.nbytes)
         at_once = 2 * STORAGE_BATCH_SIZE * page.nbytes
         store = SharedStore(
-            self._tier.open_body(identity.fingerprint),
+            self._tier.open_body(self._tier.coding.identity_of(identity).fingerprint),
             identity,
             replace(config, max_queued_nbytes=max(config.max_queued_nbytes, at_once)),
+            codec=self._tier.coding,
             rescan_s=RESCAN_S if self._tier.rescan_s is None else self._tier.rescan_s or None,
         )
         self._pages[name] = Pages(pool, store, page.dtype, page.nbytes)

@@ -185,9 +185,10 @@ class PagedKVTier(SecondaryTierManager):
         identity = _identity(offloading_spec, self.block_size_bytes, digest or UNKNOWN_WEIGHTS)
         make_ready(of_stores(tier.eviction))
         self._store = SharedStore(
-            tier.open_body(identity.fingerprint),
+            tier.open_body(tier.coding.identity_of(identity).fingerprint),
             identity,
             tier.store_config(self.block_size_bytes),
+            codec=tier.coding,
             rescan_s=RESCAN_S if tier.rescan_s is None else tier.rescan_s or None,
         )
         self._deadline_s = tier.deadline_s

@@ -8,6 +8,7 @@ Reading order::
     offers, writes, reads, core   decisions about what is under way, without thread, clock and I/O
     body, folder_body, redis_body, object_body   where bytes are kept
     store, shared_store   a core and a body on threads; entries of other processes
+    codecs             how frames are written: compressed, encrypted, in eight bits
     specs              tiers as users write them
     checkpoint         the digest of a model's files, for engines that tell their path alone
     entry_blocks, served, tier_loads, tier_offers, tier_events   what an engine, or a simulation, loads and offers
@@ -19,6 +20,7 @@ space; an engine imports the last five modules by themselves.
 
 from pagedkv.tiers.body import Body, HostBody, HostMemory
 from pagedkv.tiers.checkpoint import checkpoint_digest, digest_of_weights
+from pagedkv.tiers.codecs import AesGcm, Codec, Fp8, Zstd, parse_codec
 from pagedkv.tiers.core import StoreCore, StoreStatistics
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import (
@@ -70,12 +72,15 @@ __all__ = [
     "KEY_NBYTES",
     "Action",
     "Admission",
+    "AesGcm",
     "Body",
     "BodyTier",
     "BreakerState",
+    "Codec",
     "Delete",
     "FolderBody",
     "FolderTier",
+    "Fp8",
     "GroupLayout",
     "HostBody",
     "HostMemory",
@@ -107,6 +112,7 @@ __all__ = [
     "Tier",
     "TierStore",
     "Write",
+    "Zstd",
     "array_of",
     "checkpoint_digest",
     "compute_check",
@@ -115,6 +121,7 @@ __all__ = [
     "frame_nbytes",
     "frames_of",
     "open_frame",
+    "parse_codec",
     "parse_nbytes",
     "parse_tier",
     "read_frames",

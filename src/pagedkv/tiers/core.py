@@ -326,7 +326,10 @@ class StoreCore:
         self._dispatch.send()
 
     def completed(self, action: int, now_s: float, nbytes: int | None = None) -> None:
-        """Report that an action is done. For a read: its frame is verified, and ``nbytes`` long."""
+        """Report that an action is done: a read whose frame is verified, a write, each of ``nbytes``, or a delete.
+
+        A write may have fewer bytes than were offered.
+        """
         self._dispatch.require_awaited(action)
         self.tick(now_s)
         self._dispatch.complete(action, nbytes)
@@ -471,6 +474,8 @@ class Dispatch:
     def complete(self, action: int, nbytes: int | None) -> None:
         """End an action that is done. A read that brought another frame than the index counts is corrupt."""
         self._note_success(action)
+        if nbytes is not None:
+            self._writes.landed(action, nbytes)
         fault = Fault.CORRUPT if self._reads.is_another_frame(action, nbytes) else None
         if fault is not None:
             self.faults[str(fault)] += 1

@@ -75,6 +75,13 @@ class Entries:
         self.owners.charge(entry, nbytes, salt)
         return entry
 
+    def shrink(self, entry: int, nbytes: int) -> None:
+        """Lower the bytes of an entry that was not published yet."""
+        spare = self.index.size_of(entry) - nbytes
+        self.index.resize(entry, nbytes)
+        self.owners.lower(entry, spare)
+        self.room.release(spare)
+
     def publish(self, entry: int, parent: int) -> None:
         """Add an entry to the index, once written or found by a scan; it continues ``parent`` if that is known."""
         self.index.publish(entry, parent)
@@ -525,6 +532,12 @@ class Owners:
         is_unknown = self._of_entry[entries] == NO_OWNER
         for entry, nbytes in zip(entries[is_unknown].tolist(), sizes[is_unknown].tolist(), strict=True):
             self.charge(entry, nbytes, salt)
+
+    def lower(self, entry: int, nbytes: int) -> None:
+        """Lower the charge of an entry, which stays."""
+        number = int(self._of_entry[entry]) if self.is_counting else NO_OWNER
+        if number != NO_OWNER:
+            self._by_number[number].nbytes -= nbytes
 
     def discharge(self, entry: int, nbytes: int) -> None:
         """End the charge of an entry that leaves the index; a salt without entries is forgotten."""

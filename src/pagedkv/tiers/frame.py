@@ -57,6 +57,7 @@ class RefusalReason(StrEnum):
     TRUNCATED = "truncated"
     FOREIGN = "foreign"
     VERSION = "version"
+    CODEC = "codec"
     DAMAGED = "damaged"
     UNKEYED = "unkeyed"
     KEYED = "keyed"

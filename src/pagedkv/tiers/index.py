@@ -235,6 +235,10 @@ class StoreIndex:
         sizes: Int32Array = self._arrays.tokens[entries, 0]
         return sizes
 
+    def resize(self, entry: int, nbytes: int) -> None:
+        """Set the bytes of an entry."""
+        self._arrays.tokens[entry, 0] = nbytes
+
     def take(self, key: bytes, nbytes: int) -> int:
         """Take a vacant entry for a key, with one reference and without a name. The index must have a vacant entry."""
         assert self.has_vacant, "no entry is vacant"

@@ -21,6 +21,7 @@ from typing import Final, TypeVar, final
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.tiers.body import Body, Stored
+from pagedkv.tiers.codecs import NO_CODEC, Codec
 from pagedkv.tiers.identity import Identity
 from pagedkv.tiers.store import TierStore
 from pagedkv.tiers.timing import BreakerState
@@ -41,7 +42,7 @@ class SharedStore(TierStore):
     """As :class:`TierStore`, with entries of other processes.
 
     Args:
-        body, identity, config, secret, clock: as of a :class:`TierStore`.
+        body, identity, config, secret, codec, clock: as of a :class:`TierStore`.
         rescan_s: seconds from the end of a scan for entries of other processes to the next; None: never.
 
     Raises:
@@ -55,10 +56,11 @@ class SharedStore(TierStore):
         config: StoreConfig,
         *,
         secret: bytes | None = None,
+        codec: Codec = NO_CODEC,
         clock: Callable[[], float] = time.monotonic,
         rescan_s: float | None = None,
     ) -> None:
-        super().__init__(body, identity, config, secret=secret, clock=clock)
+        super().__init__(body, identity, config, secret=secret, codec=codec, clock=clock)
         self._ends = threading.Event()
         self._one_scan = threading.Lock()
         if rescan_s is not None:

@@ -19,6 +19,7 @@ from pagedkv.contract.arguments import as_choice, as_count, as_number, require_i
 from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import Body, HostBody, HostMemory, without_secrets
+from pagedkv.tiers.codecs import NO_CODEC, Codec, parse_codec
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import require_secret
 from pagedkv.tiers.object_body import ObjectBody
@@ -87,6 +88,8 @@ class Tier(ABC):
         floor_nbytes: bytes of the medium that stay free.
         eviction: the eviction policy, as in ``SpaceConfig.eviction``.
         secret: 32 bytes for keyed checks, where other tenants can write to the medium; None: xxh3-128.
+        codec: how frames are written, as a codec or a text (:func:`parse_codec`): "none", "zstd", "fp8-e4m3",
+            "aes-gcm:file:PATH".
         settings: further settings of the store (:class:`~pagedkv.tiers.StoreConfig`), by name.
         rescan_s: seconds between two scans for entries that other processes have stored in the same place while this
             one runs; 0: never. None: never, but every 30 seconds where a server runs replicas.
@@ -101,6 +104,7 @@ class Tier(ABC):
     floor_nbytes: int = 0
     eviction: str = DEFAULT_EVICTION
     secret: bytes | None = field(default=None, repr=False)
+    codec: Codec | str = NO_CODEC
     settings: Mapping[str, Any] = field(default_factory=dict)
     rescan_s: float | None = None
 
@@ -108,6 +112,9 @@ class Tier(ABC):
         as_choice(self.admission, TIER_ADMISSIONS, "admission")
         as_choice(self.loads, LOAD_RULES, "loads")
         require_secret(self.secret)
+        if isinstance(self.codec, str):
+            object.__setattr__(self, "codec", parse_codec(self.codec))
+        require_instance(self.codec, Codec, "codec")
         require_instance(self.settings, Mapping, "settings")
         if as_number(self.deadline_s, "deadline_s") <= 0:
             raise ConfigurationError(f"deadline_s must be above 0, got {self.deadline_s}")
@@ -116,6 +123,12 @@ class Tier(ABC):
         if self.rescan_s and not self.is_shared:
             raise ConfigurationError(f"a {self.medium} tier is of one process: leave out rescan_s={self.rescan_s}")
         self.store_config(1)
+
+    @property
+    def coding(self) -> Codec:
+        """The codec."""
+        assert isinstance(self.codec, Codec), "a text is read when the tier is made"
+        return self.codec
 
     @property
     @abstractmethod
@@ -425,7 +438,13 @@ def tier_of_options(
         if root is not None:
             if cap is None:
                 raise ConfigurationError("a tier with a root needs a cap, such as 200GiB")
-            return FolderTier(root, cap, **options)
-        return RedisTier(redis, **size, **options) if redis is not None else ObjectTier(str(object), **size, **options)
+            tier: Tier = FolderTier(root, cap, **options)
+        elif redis is not None:
+            tier = RedisTier(redis, **size, **options)
+        else:
+            tier = ObjectTier(str(object), **size, **options)
     except TypeError as problem:
         raise ConfigurationError(f"an option that a tier does not have: {problem}") from problem
+    if tier.coding.is_lossy:
+        raise ConfigurationError(f"codec {tier.coding.name} changes what is loaded, which this engine would not tell")
+    return tier

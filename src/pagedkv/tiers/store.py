@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Final, Self
 
@@ -19,8 +19,18 @@ import numpy.typing as npt
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import Body, fault_of
+from pagedkv.tiers.codecs import NO_CODEC, Codec
 from pagedkv.tiers.core import StoreCore, StoreStatistics
-from pagedkv.tiers.frame import Buffer, OpenFrame, Refusal, frame_nbytes, frame_pieces, open_frame, require_secret
+from pagedkv.tiers.frame import (
+    Buffer,
+    OpenFrame,
+    Refusal,
+    RefusalReason,
+    frame_nbytes,
+    frame_pieces,
+    open_frame,
+    require_secret,
+)
 from pagedkv.tiers.identity import Identity, Run
 from pagedkv.tiers.timing import BreakerState
 from pagedkv.tiers.words import (
@@ -125,24 +135,28 @@ class TierStore:
         identity: layout and model.
         config: caps, deadlines, admission.
         secret: 32 bytes for keyed checks, where other tenants can write to the body; None for xxh3-128.
+        codec: how frames are written. The body is that of ``codec.identity_of(identity)``, which is compared.
         clock: seconds.
 
     Raises:
         ConfigurationError: the body cannot be scanned, or a secret that is not 32 bytes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a body, what is kept there, and how
         self,
         body: Body,
         identity: Identity,
         config: StoreConfig,
         *,
         secret: bytes | None = None,
+        codec: Codec = NO_CODEC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require_secret(secret)
         self.body = body
-        self.identity = identity
+        self.identity = codec.identity_of(identity)
+        self._codec = codec
+        self._is_immediate = body.is_immediate and codec == NO_CODEC  # else a read takes a thread's time
         self.refusals: dict[str, int] = {}
         self.last_problem = ""
         self._secret = None if body.is_trusted else secret
@@ -270,7 +284,7 @@ class TierStore:
         if len(runs) != len(parts):
             raise ConfigurationError(f"{len(runs)} runs need the parts of as many, got {len(parts)}")
         sizes = [
-            frame_nbytes(self.identity, run, [memoryview(part).nbytes for part in own])
+            self._codec.most_nbytes(frame_nbytes(self.identity, run, self._part_sizes(own)))
             for run, own in zip(runs, parts, strict=True)
         ]
         parent, salt = (runs[0].parent, runs[0].salt) if runs else (bytes(32), b"")
@@ -350,7 +364,7 @@ class TierStore:
 
     def _num_threads(self) -> dict[type, int]:
         config = self._core.config
-        num_reads = 0 if self.body.is_immediate else config.max_reads
+        num_reads = 0 if self._is_immediate else config.max_reads
         return {Read: num_reads, Write: config.max_writes, Delete: NUM_DELETE_THREADS}
 
     def _require_open(self) -> None:
@@ -405,13 +419,13 @@ class TierStore:
     def _carry_out(self, action: Action) -> "_Result":
         """Call the body, and verify what it reads; without the lock, unless the body is immediate."""
         if isinstance(action, Read):
-            frame = self.body.read(action.key, action.nbytes, self._core.config.read_timeout_s)
-            if frame is None:
+            stored = self.body.read(action.key, action.nbytes, self._core.config.read_timeout_s)
+            if stored is None:
                 return _Result(Fault.GONE)
-            opened = open_frame(frame, self._secret, trusted=self.body.is_trusted)
+            opened = self._opened(stored, action.key)
             if isinstance(opened, Refusal):
                 return _Result(Fault.CORRUPT, opened)
-            return _Result(None, None, opened, memoryview(frame).nbytes)
+            return _Result(None, None, opened, memoryview(stored).nbytes)
         if isinstance(action, Delete):
             self.body.delete(action.key, self._core.config.write_timeout_s)
             return _Result()
@@ -420,9 +434,33 @@ class TierStore:
         parts = offer.parts[action.place]
         assert parts is not None, "content was released before it was written"
         run = offer.runs[action.place]
-        pieces = frame_pieces(self.identity, run, parts, self._secret, checked=not self.body.is_trusted)
-        self.body.write(action.key, pieces, self._core.config.write_timeout_s)
-        return _Result()
+        coded = [self._codec.encode(group, part) for group, part in zip(self.identity.groups, parts, strict=True)]
+        pieces = frame_pieces(self.identity, run, coded, self._secret, checked=not self.body.is_trusted)
+        sealed = self._codec.seal(pieces, action.key)
+        self.body.write(action.key, sealed, self._core.config.write_timeout_s)
+        return _Result(nbytes=sum(memoryview(piece).nbytes for piece in sealed))
+
+    def _part_sizes(self, parts: Sequence[Buffer]) -> list[int]:
+        """Return the bytes of parts in a frame."""
+        sizes = [memoryview(part).nbytes for part in parts]
+        groups = self.identity.groups
+        if len(sizes) != len(groups):
+            return sizes  # refused when it is written
+        return [self._codec.part_nbytes(group, nbytes) for group, nbytes in zip(groups, sizes, strict=True)]
+
+    def _opened(self, stored: Buffer, key: bytes) -> OpenFrame | Refusal:
+        """Verify what was read, and decode its parts."""
+        frame = self._codec.unseal(stored, key)
+        if isinstance(frame, Refusal):
+            return frame
+        opened = open_frame(frame, self._secret, trusted=self.body.is_trusted)
+        if isinstance(opened, Refusal) or len(opened.parts) != len(self.identity.groups):
+            return opened  # the number of parts is compared with all else
+        coded = zip(self.identity.groups, opened.parts, strict=True)
+        parts = [self._codec.decode(group, part) for group, part in coded]
+        if any(part is None for part in parts):
+            return Refusal(RefusalReason.LENGTHS, "a part has not the bytes of whole blocks")
+        return replace(opened, parts=tuple(part for part in parts if part is not None))
 
     def _measure_if_due(self) -> None:
         """Measure the body if it is due; an error is ignored, since the next read or write meets it too."""
@@ -471,7 +509,7 @@ class TierStore:
         """Pass actions to the threads, and answers to callers. Reads of an immediate body are made at once."""
         while actions := self._core.take_actions():
             for action in actions:
-                if isinstance(action, Read) and self.body.is_immediate:
+                if isinstance(action, Read) and self._is_immediate:
                     self._report(action, self._result_of(action))
                     continue
                 if isinstance(action, Write):

@@ -7,7 +7,7 @@ it, or the medium is full in another way, and more evictions would only empty th
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagedkv.tiers.entries import Entries
 from pagedkv.tiers.offers import Content, Offers
@@ -155,6 +155,13 @@ class Writes:
         """Mark the writes of these keys, so that they do not become entries."""
         for key in keys & self._action_of.keys():
             self._in_flight[self._action_of[key]].is_doomed = True
+
+    def landed(self, action: int, nbytes: int) -> None:
+        """Note the bytes of a write that succeeded, if the action is one and they are fewer than were offered."""
+        writing = self._in_flight.get(action)
+        if writing is not None and nbytes < writing.content.nbytes:
+            self._entries.shrink(writing.entry, nbytes)
+            writing.content = replace(writing.content, nbytes=nbytes)
 
     def end(self, action: int, fault: Fault | None) -> None:
         """End a write, and those that succeeded earlier and waited for it. O(writes in flight)."""

@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
+from pagedkv.tiers.codecs import NO_CODEC, Codec
+from pagedkv.tiers.frame import write_frame
 from pagedkv.tiers.shared_store import SharedStore
 from pagedkv.tiers.store import Load, LoadedRuns
 from pagedkv.tiers.words import LoadEnd, StoreConfig, StoreOutcome
@@ -48,9 +50,11 @@ class RealMachine:
         medium: one of ``MEDIA``.
         folder: an empty one.
         seed: of the choices.
+        codec: of the store, an exact one.
     """
 
-    def __init__(self, medium: str, folder: Path, seed: int = 0) -> None:
+    def __init__(self, medium: str, folder: Path, seed: int = 0, codec: Codec = NO_CODEC) -> None:
+        self._codec = codec
         self.ledger = Ledger()
         self.seen: Counter[str] = Counter()
         self._rng = random.Random(seed)
@@ -87,7 +91,7 @@ class RealMachine:
         )
         self._body = FaultyBody(self._medium.open(), self._contents, self._happen, self._rng.randrange(2**32))
         self._is_there.clear()
-        self._store = SharedStore(self._body, IDENTITY, config, secret=SECRET, clock=self._clock)
+        self._store = SharedStore(self._body, IDENTITY, config, secret=SECRET, codec=self._codec, clock=self._clock)
 
     def _clock(self) -> float:
         return time.monotonic() + self._jump_s
@@ -202,10 +206,12 @@ class RealMachine:
         assert self._store.wait_until_quiet(SECONDS)
         content = self._rng.choice(list(self._contents.values()))
         sizes = self._medium.files()
-        if content.run.key in sizes or sum(sizes.values()) + len(content.frame) > CAP:
+        frame = write_frame(self._codec.identity_of(IDENTITY), content.run, content.parts, SECRET)
+        sealed = b"".join(self._codec.seal([frame], content.run.key))
+        if content.run.key in sizes or sum(sizes.values()) + len(sealed) > CAP:
             return
         with contextlib.closing(self._medium.open()) as other, contextlib.suppress(OSError):  # the disk may be full
-            other.write(content.run.key, [content.frame], SECONDS)
+            other.write(content.run.key, [sealed], SECONDS)
             with self._lock:
                 self._touched.pop(content.run.key, None)
                 self.ledger.settle(content.run.key, "written over, unread")

@@ -23,7 +23,7 @@ from pagedkv.models.memory import GIB
 
 if TYPE_CHECKING:
     from pagedkv.cli.generating import Figures, Verification
-    from pagedkv.engine import RequestOutput
+    from pagedkv.engine import EngineConfig, RequestOutput
 
 
 CHOOSING: Final = (
@@ -103,6 +103,7 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     prompt_requests += [] if prompts is None else prompts.requests(params)
     if verify:
         _require_greedy(prompt_requests)
+        _require_exact(config)
     compat.be_silent()
     prepare(lambda: compile_loops(config))
     with working(f"Loading {model}"), leaving_at_once():
@@ -150,6 +151,15 @@ def _end(figures: "Figures", verification: "Verification | None", interruption: 
             err=True,
         )
         raise typer.Exit(EXIT_WRONG_ANSWERS)
+
+
+def _require_exact(config: "EngineConfig") -> None:
+    """Refuse tiers that load other keys and values than were computed."""
+    lossy = sorted({tier.coding.name for tier in config.tiers if tier.coding.is_lossy})
+    if lossy:
+        raise ConfigurationError(
+            f"--verify compares answers with the model's own, which --tier-codec {lossy[0]} changes: leave one out"
+        )
 
 
 def _verified(verify: "Callable[[], Verification]") -> "Verification":
