@@ -1,4 +1,4 @@
-"""Figures of codecs of tiers: bytes, speed, and what rounding changes: ``python -m benchmarks.engine.codecs [--smollm2]``.
+"""Figures of codecs of tiers: bytes, speed, what rounding changes. ``python -m benchmarks.engine.codecs [--smollm2]``.
 
 A model computes prompts, and its tier stores them. A second engine loads them through each codec and computes the last
 token of each. The log-probabilities of the most likely next tokens are compared with those of an engine without a tier.

@@ -8,7 +8,10 @@
     leases of N s        what a request leaves is kept for N seconds
     leases until next    the same until the session's next request comes, and not behind its last: as if that were known
     both                 supersession, and leases until the next request
+    t-lru, N             the last N tokens of each request go first
+    answers kept, first  generated tokens are cached behind the prompt, never hit: as all else, or to be evicted first
 
-The last two lines need to know whether and when a session's next request comes, which a server does not, so they are
-an upper bound for leases. The table is in docs/benchmarks.md.
+Leases until next and both need to know whether and when a session's next request comes, which a server does not, so
+they are an upper bound for leases. Hit ratios are one table, the tokens of which a tenth of the requests has to compute
+more another. Both are in docs/findings.md.
 """

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -18,6 +19,7 @@ from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollec
 from pagedkv.planner.traces.reader import TraceReader
 
 INTERRUPTED: Final = 130
+SLOW: Final = 0.9
 NEAR_IDEAL: Final = 0.001
 """Capacities where LRU comes as near to the ideal hit ratio are left out."""
 
@@ -37,8 +39,9 @@ def main() -> int:
     except PagedKVError as error:
         print(error, file=sys.stderr)
         return 1
-    for name, hits in results.items():
-        Console(width=150).print(_table(name, hits))
+    for name, tables in results.items():
+        for title, figures in tables.items():
+            Console(width=150).print(_table(name, title, figures))
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
@@ -52,18 +55,20 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(path: Path, progress: Progress) -> dict[str, dict[str, float]]:
-    """Hit ratios by block, in percent, by intent and capacity."""
+def _measure(path: Path, progress: Progress) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures by intent and capacity."""
     references, sessions = _read(path)
     ideal = int(references.ideal_hits().sum())
     num_refs = references.num_block_refs
     capacities = default_capacities(references)
     task = progress.add_task(f"{path.name}: the first ones compile", total=len(capacities) * (len(INTENTS) + 1))
     ratios: dict[str, dict[str, float]] = {}
+    slowest: dict[str, dict[str, float]] = {}
     for capacity in capacities:
-        hits = {}
+        hits, misses = {}, {}
         for intent in INTENTS:
-            hits[intent.name] = serve(references, sessions, capacity, intent)
+            hits[intent.name], missed = serve(references, sessions, capacity, intent)
+            misses[intent.name] = float(np.quantile(missed, SLOW)) * references.block_size
             progress.update(task, advance=1, description=f"{path.name}, {capacity:,} blocks")
             if hits["lru"] >= ideal - NEAR_IDEAL * num_refs:
                 break
@@ -71,8 +76,10 @@ def _measure(path: Path, progress: Progress) -> dict[str, dict[str, float]]:
             hits["optimal"] = optimal_hits(references, capacity)
             for name, count in hits.items():
                 ratios.setdefault(name, {})[str(capacity)] = 100 * count / num_refs
+            for name, num_tokens in misses.items():
+                slowest.setdefault(name, {})[str(capacity)] = num_tokens
         progress.update(task, advance=1)
-    return ratios
+    return {"hit ratio by block, in percent": ratios, "tokens that did not hit, 90th percentile": slowest}
 
 
 def _read(path: Path) -> tuple[BlockReferences, list[Session]]:
@@ -95,12 +102,12 @@ def _read(path: Path) -> tuple[BlockReferences, list[Session]]:
     return collector.references(), sessions
 
 
-def _table(name: str, ratios: dict[str, dict[str, float]]) -> Table:
-    table = Table(name, title="hit ratio by block, in percent", caption="columns: capacity in blocks")
+def _table(name: str, title: str, ratios: dict[str, dict[str, float]]) -> Table:
+    table = Table(name, title=title, caption="columns: capacity in blocks")
     for capacity in ratios["lru"]:
         table.add_column(f"{int(capacity):,}", justify="right")
     for intent, by_capacity in ratios.items():
-        table.add_row(intent, *(f"{ratio:.2f}" for ratio in by_capacity.values()))
+        table.add_row(intent, *(f"{ratio:,.2f}" for ratio in by_capacity.values()))
     return table
 
 

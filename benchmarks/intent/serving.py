@@ -1,4 +1,4 @@
-"""One trace at one capacity, served by a pool that gets the intent of its sessions: hits by block."""
+"""One trace at one capacity, served by a pool that gets the intent of its sessions: hits by block, and what missed."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -7,6 +7,7 @@ import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.eviction.registry import policy_named
+from pagedkv.blocks.eviction.tlru import set_tail
 from pagedkv.blocks.leasing import lease
 from pagedkv.blocks.life_cycle import make_cached, make_spare
 from pagedkv.blocks.prefix_index import find
@@ -14,10 +15,10 @@ from pagedkv.blocks.record import NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeature
 from pagedkv.blocks.victims import end_overdue
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Uint32Array
-from pagedkv.planner.capacity.pool_hits import NAME, new_scratch, serve_prompt, write_digest
+from pagedkv.planner.capacity.pool_hits import NAME, PromptScratch, serve_prompt, write_digest
 from pagedkv.planner.capacity.references import BlockReferences, write_path
 
-__all__ = ["INTENTS", "Intent", "Session", "serve"]
+__all__ = ["INTENTS", "Intent", "Served", "Session", "serve"]
 
 UNTIL_NEXT: Final = -1.0
 UNKNOWN_OUTPUT: Final = -1
@@ -31,12 +32,17 @@ class Intent(NamedTuple):
         eviction: name of the policy for all else.
         supersedes: a next prompt replaces the one before.
         lease_s: seconds for which what a request leaves is kept; 0: none, -1: until the next request of its session.
+        answers: whether the generated tokens stay behind the prompt, as blocks that never come back: "kept" as all
+            else, or "first", to be evicted first.
+        tail_tokens: with "tlru".
     """
 
     name: str
     eviction: str = "lru"
     supersedes: bool = False
     lease_s: float = 0.0
+    answers: str = ""
+    tail_tokens: int = 0
 
 
 INTENTS: Final = (
@@ -48,6 +54,10 @@ INTENTS: Final = (
     Intent("leases until next", lease_s=UNTIL_NEXT),
     Intent("both", supersedes=True, lease_s=UNTIL_NEXT),
     Intent("both, adaptive", "adaptive", supersedes=True, lease_s=UNTIL_NEXT),
+    Intent("t-lru, 2,048", "tlru", tail_tokens=2048),
+    Intent("t-lru, 8,192", "tlru", tail_tokens=8192),
+    Intent("lru, answers kept", answers="kept"),
+    Intent("lru, answers first", answers="first"),
 )
 
 
@@ -65,21 +75,45 @@ class Session(NamedTuple):
     next_s: float
 
 
-def serve(references: BlockReferences, sessions: Sequence[Session], capacity: int, intent: Intent) -> int:
-    """Count the hits of a pool of ``capacity`` blocks, serving a trace in its order. O(references)."""
-    num_usable = min(capacity, references.num_unique_blocks)
+class Served(NamedTuple):
+    """What a pool did for a trace.
+
+    Args:
+        num_hits: blocks.
+        missed: int32 ``[requests]``, blocks of each prompt that did not hit.
+    """
+
+    num_hits: int
+    missed: Int32Array
+
+
+def serve(references: BlockReferences, sessions: Sequence[Session], capacity: int, intent: Intent) -> Served:
+    """Serve a trace in its order by a pool of ``capacity`` blocks. O(references)."""
+    num_answer_blocks = references.output_lengths // references.block_size * bool(intent.answers)
+    num_usable = min(capacity, references.num_unique_blocks + int(num_answer_blocks.sum()))
     pool = BlockPool(
         "cache", num_usable + 1, block_size=1, policy=policy_named(intent.eviction), features=PoolFeatures(leases=True)
     )
-    scratch, former = new_scratch(references), np.zeros(references.longest_prompt, np.int32)
+    if intent.tail_tokens:
+        set_tail(pool.arrays, intent.tail_tokens // references.block_size)
+    most = references.longest_prompt + int(num_answer_blocks.max(initial=0))
+    scratch = PromptScratch(np.zeros(most, np.int32), np.zeros(most, np.int32), np.zeros(DIGEST_WORDS, np.uint32))
+    former = np.zeros(references.longest_prompt, np.int32)
     digest = np.zeros(DIGEST_WORDS, np.uint32)
-    num_hits = 0
+    missed = np.zeros(references.num_requests, np.int32)
+    next_answer = references.num_unique_blocks + 1
     for request, session in enumerate(sessions):
         num_blocks = int(references.num_prompt_blocks[request])
         end_overdue(pool.arrays, session.arrival_s)
         write_path(references.parents, int(references.last_blocks[request]), scratch.contents[:num_blocks])
-        num_served = min(num_blocks, num_usable)
-        num_hits += serve_prompt(pool.arrays, scratch, num_served, UNKNOWN_OUTPUT)
+        num_answer = int(num_answer_blocks[request])
+        scratch.contents[num_blocks : num_blocks + num_answer] = range(next_answer, next_answer + num_answer)
+        next_answer += num_answer
+        num_served = min(num_blocks + num_answer, num_usable)
+        missed[request] = num_blocks - serve_prompt(pool.arrays, scratch, num_served, UNKNOWN_OUTPUT)
+        if intent.answers == "first":
+            for block in scratch.block_ids[num_blocks:num_served][::-1].tolist():
+                make_spare(pool.arrays, block)
         if intent.supersedes and session.before >= 0:
             num_former = int(references.num_prompt_blocks[session.before])
             write_path(references.parents, int(references.last_blocks[session.before]), former[:num_former])
@@ -87,7 +121,7 @@ def serve(references: BlockReferences, sessions: Sequence[Session], capacity: in
         until = session.next_s if intent.lease_s == UNTIL_NEXT else session.arrival_s + intent.lease_s
         if intent.lease_s and until > session.arrival_s:
             _lease(pool.arrays, scratch.block_ids[:num_served], until)
-    return num_hits
+    return Served(references.num_block_refs - int(missed.sum()), missed)
 
 
 @compiled

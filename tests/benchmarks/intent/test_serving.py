@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.intent.serving import INTENTS, Intent, Session, serve
+from benchmarks.intent.serving import INTENTS, Intent, Session, serve as serve_whole
 from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
@@ -15,11 +15,15 @@ LRU, ADAPTIVE, *_ = INTENTS
 UNTIL_NEXT = Intent("leases until next", lease_s=-1.0)
 
 
-def references_of(prompts: list[list[int]]) -> BlockReferences:
+def serve(references: BlockReferences, sessions: list[Session], capacity: int, intent: Intent) -> int:
+    return serve_whole(references, sessions, capacity, intent).num_hits
+
+
+def references_of(prompts: list[list[int]], num_outputs: int = 1) -> BlockReferences:
     """Collect prompts, given as ids of blocks of one token."""
     collector = ReferenceCollector("trace")
     for number, ids in enumerate(prompts):
-        collector.add(Request(float(number), len(ids), 1, np.array(ids, np.int64), 1))
+        collector.add(Request(float(number), len(ids), num_outputs, np.array(ids, np.int64), 1))
     return collector.references()
 
 
@@ -69,3 +73,19 @@ def test_another_agent_of_a_session_replaces_nothing() -> None:
     sessions = sessions_of([0, 0, 0, 0])
     intent = Intent("supersession", supersedes=True)
     assert serve(references, sessions, 7, intent) == serve(references, sessions, 7, LRU) == 7
+
+
+def test_answers_that_never_come_back_take_room_unless_they_go_first() -> None:
+    prompts = [[1, 2, 3, 4], [11, 12, 13, 14], [21, 22, 23, 24]] * 4
+    references, sessions = references_of(prompts, num_outputs=4), sessions_of([0, 1, 2] * 4)
+    hits = {answers: serve(references, sessions, 16, Intent("", answers=answers)) for answers in ("", "kept", "first")}
+    assert hits == {"": 36, "kept": 0, "first": 36}
+
+
+def test_tails_go_first_and_what_each_request_missed_is_told() -> None:
+    references, sessions = in_turn(num_sessions=3, num_turns=3, length=6)
+    served = serve_whole(references, sessions, 14, Intent("t-lru", "tlru", tail_tokens=2))
+    assert served.missed.tolist()[:2] == [6, 6]
+    assert served.num_hits == references.num_block_refs - served.missed.sum()
+    assert served.missed[3:].tolist() == [2] * 6
+    assert serve_whole(references, sessions, 14, LRU).missed[3:].tolist() == [4] * 6
