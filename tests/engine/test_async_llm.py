@@ -19,7 +19,6 @@ from pagedkv.engine import LLM, AnswerStream, AsyncLLM, RequestOutput, SamplingP
 from pagedkv.engine.async_llm import Close
 from pagedkv.engine.outputs import FinishReason
 from pagedkv.errors import ConfigurationError, EngineError, QueueFullError, RequestError
-from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS as ALL_PROMPTS, reference
 
 NUM_NEW = 6
@@ -75,11 +74,6 @@ class Clock:
     def __call__(self) -> float:
         """Return it."""
         return self.now
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
 
 
 @pytest.fixture(scope="module")

@@ -39,11 +39,6 @@ def theirs(model: PreTrainedModel, prompt: list[int], params: SamplingParams) ->
     return answers
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
 WISHES = [
     SamplingParams(max_tokens=NUM_NEW, num_beams=2),
     SamplingParams(max_tokens=NUM_NEW, num_beams=3, n=3, length_penalty=0.5),

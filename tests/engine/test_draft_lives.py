@@ -19,11 +19,6 @@ from tests.engine.test_speculation import GREEDY, WISHES, prompt_of, require_sam
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
-@pytest.fixture(scope="module")
 def plain(model: PreTrainedModel) -> list[RequestOutput]:
     """Answer each wish alone, without drafts."""
     return [LLM(model, ROOMY).generate([prompt_of(place)], wish)[0] for place, wish in enumerate(WISHES[:5])]

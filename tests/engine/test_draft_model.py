@@ -41,11 +41,6 @@ DRAFTS: Final = ("llama", "gemma3_text", "deepseek_v3", "gemma3n_text", "mistral
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
-@pytest.fixture(scope="module")
 def plain(model: PreTrainedModel) -> list[RequestOutput]:
     """Answer each wish alone, without drafts."""
     return answers_of(model, WISHES)

@@ -10,14 +10,8 @@ from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM
 from pagedkv.tiers.body import Stored
-from tests.engine.families import make_model
 from tests.engine.test_tiers import PARAMS, PROMPTS, SECONDS, stored, with_tiers
 from tests.engine.tier_bodies import TestBody, tier_over
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
 
 
 class CollectedInAScan(TestBody):

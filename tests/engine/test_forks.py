@@ -17,11 +17,6 @@ GREEDY = SamplingParams(max_tokens=20)
 DRAWN = SamplingParams(max_tokens=20, temperature=1.0, seed=5)
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
 def begin(llm: LLM, num_tokens: int, params: SamplingParams = GREEDY, prompt: int = 0) -> EngineRequest:
     """Serve a request until it has so many tokens."""
     request = llm.submit(PROMPTS[prompt : prompt + 1], params)[0]

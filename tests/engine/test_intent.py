@@ -32,11 +32,6 @@ class Clock:
         return self.now_s
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
 def one(llm: LLM, prompt: Sequence[int], intent: Intent | None = None, params: SamplingParams = FEW) -> RequestOutput:
     """Serve one prompt; the space proves its invariants."""
     (output,) = llm.generate([list(prompt)], params, intent)

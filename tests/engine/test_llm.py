@@ -18,11 +18,6 @@ ROOMY = replace(CONFIG, num_blocks=200)
 PARAMS = SamplingParams(max_tokens=NUM_NEW)
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
 @pytest.fixture
 def llm(model: PreTrainedModel) -> LLM:
     return LLM(model, ROOMY)

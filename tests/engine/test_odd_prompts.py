@@ -8,17 +8,11 @@ from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
 from pagedkv.errors import PagedKVError, RequestError
-from tests.engine.families import make_model
 from tests.odd_arguments import NO_ARRAYS, NO_NUMBERS, ODD
 
 CONFIG: Final = EngineConfig(block_size=4, num_blocks=40, max_sequences=4, max_tokens=60, self_test=False)
 PARAMS: Final = SamplingParams(max_tokens=2)
 NO_PROMPTS: Final = {**NO_NUMBERS, **NO_ARRAYS}
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,6 @@ LETTERS: Final = st.lists(st.integers(0, 2), max_size=12)
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
-@pytest.fixture(scope="module")
 def plain(model: PreTrainedModel) -> list[RequestOutput]:
     llm = LLM(model, replace(PREDICTING, predicted_tokens=0))
     return [llm.generate([PROMPTS[place]], wish)[0] for place, wish in enumerate(WISHES)]

@@ -9,16 +9,10 @@ from transformers import PreTrainedModel
 from pagedkv.contract.answers import MissCause
 from pagedkv.engine import LLM, SamplingParams, TokensPrompt
 from pagedkv.space import Receipt
-from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, serve
 
 ROOMY = replace(CONFIG, num_blocks=200)
 PARAMS = SamplingParams(max_tokens=12)
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
 
 
 @pytest.mark.parametrize("config", [ROOMY, CONFIG, replace(CONFIG, preemption="swap", num_host_blocks=60)])

@@ -34,11 +34,6 @@ SHORT = {
 }
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
 def serve_each(
     llm: LLM, params: Sequence[SamplingParams], prompts: Sequence[Sequence[int]] = PROMPTS
 ) -> list[EngineRequest]:

@@ -31,11 +31,6 @@ WISHES = (
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
-@pytest.fixture(scope="module")
 def plain(model: PreTrainedModel) -> list[RequestOutput]:
     """Answer each wish alone, without guesses."""
     return [LLM(model, ROOMY).generate([prompt_of(place)], wish)[0] for place, wish in enumerate(WISHES)]

@@ -42,11 +42,6 @@ WAITED_BEFORE_S: Final = 5.0
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_model("llama")
-
-
-@pytest.fixture(scope="module")
 def answers(model: PreTrainedModel) -> list[Reference]:
     return reference(model, PROMPTS, NUM_NEW)
 

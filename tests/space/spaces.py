@@ -21,6 +21,7 @@ from pagedkv import (
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.record import KEPT, NUM_EVENTS, SPARE
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.contract.plan import BlockMoves
 from pagedkv.contract.spec import TokenIds
 from pagedkv.space.rows import MARK
 
@@ -28,15 +29,20 @@ __all__ = [
     "acknowledge",
     "allocate",
     "cache",
+    "computed_by",
+    "copies_of",
     "found",
     "held",
     "hit",
     "named",
     "new_space",
     "only_pool",
+    "pairs",
+    "place",
     "prefill",
     "run_step",
     "same_numbers",
+    "starts_of",
     "tokens",
     "unchanged",
 ]
@@ -195,3 +201,35 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
         pairs = [pair for by_pool in moves.values() for pair in by_pool.items()]
         numbers[f"planned {kind}"] = np.array(pairs, np.int64)
     return numbers
+
+
+def place(space: BlockSpace, block: int) -> str:
+    return only_pool(space).block(block).place
+
+
+def pairs(moves: object) -> list[tuple[int, int]]:
+    """The moves as (source, destination)."""
+    assert isinstance(moves, tuple)
+    return [
+        pair
+        for move in moves
+        if isinstance(move, BlockMoves)
+        for pair in zip(move.src_ids.tolist(), move.dst_ids.tolist(), strict=True)
+    ]
+
+
+def copies_of(plan: StepPlan) -> list[tuple[int, int]]:
+    """The plan's copies, (source, destination)."""
+    return [pair for moves in plan.copies for pair in zip(moves.src_ids.tolist(), moves.dst_ids.tolist(), strict=True)]
+
+
+def computed_by(plan: StepPlan) -> dict[int, tuple[int, int]]:
+    """The positions that the plan computes, by row."""
+    compute = plan.compute
+    ranges = zip(compute.starts.tolist(), compute.ends.tolist(), strict=True)
+    return dict(zip(compute.rows.tolist(), ranges, strict=True))
+
+
+def starts_of(plan: StepPlan) -> tuple[list[int], list[int]]:
+    """Where the rows of a plan begin, in either group."""
+    return plan.compute.starts.tolist(), plan.compute_in(1).starts.tolist()

@@ -8,7 +8,18 @@ import pytest
 from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
 from pagedkv.errors import ConfigurationError, PlanError, TruncationError
 from tests.plan_packing import sealed
-from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
+from tests.space.spaces import (
+    acknowledge,
+    allocate,
+    cache,
+    hit,
+    new_space,
+    prefill,
+    run_step,
+    starts_of,
+    tokens,
+    unchanged,
+)
 
 pytestmark = pytest.mark.interpreted
 
@@ -18,11 +29,6 @@ DRAFTS = FullAttention(2, prefix_caching=False)
 def with_drafts(num_host_blocks: int = 0) -> BlockSpace:
     """A space whose second group stays out."""
     return new_space(FullAttention(4), DRAFTS, num_blocks=200, num_host_blocks=num_host_blocks)
-
-
-def starts_of(plan: StepPlan) -> tuple[list[int], list[int]]:
-    """Where the rows of a plan begin, in either group."""
-    return plan.compute.starts.tolist(), plan.compute_in(1).starts.tolist()
 
 
 @pytest.mark.parametrize("group", [2, 99, -1, -5, "x", None, True, 0.0])

@@ -10,24 +10,19 @@ from pagedkv import (
     MediaSpan,
     RequestKeys,
     SlidingWindow,
-    StepPlan,
     hash_request_tokens,
 )
 from pagedkv.contract.keys import NO_KEYS
-from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens
-
-
-def copies_of(plan: StepPlan) -> list[tuple[int, int]]:
-    """The plan's copies, (source, destination)."""
-    return [pair for moves in plan.copies for pair in zip(moves.src_ids.tolist(), moves.dst_ids.tolist(), strict=True)]
-
-
-def computed_by(plan: StepPlan) -> dict[int, tuple[int, int]]:
-    """The positions that the plan computes, by row."""
-    compute = plan.compute
-    ranges = zip(compute.starts.tolist(), compute.ends.tolist(), strict=True)
-    return dict(zip(compute.rows.tolist(), ranges, strict=True))
-
+from tests.space.spaces import (
+    allocate,
+    cache,
+    hit,
+    new_space,
+    only_pool,
+    prefill,
+    run_step,
+    tokens,
+)
 
 # 8. Identity
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, SlidingWindow
-from pagedkv.contract.plan import BlockMoves
+from pagedkv import AllocStatus, FullAttention, RecurrentState, SlidingWindow
 from pagedkv.errors import TokenError
 from tests.space.spaces import (
     acknowledge,
@@ -13,28 +12,14 @@ from tests.space.spaces import (
     held,
     hit,
     new_space,
-    only_pool,
+    pairs,
+    place,
     prefill,
     run_step,
     tokens,
 )
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER
-
-
-def place(space: BlockSpace, block: int) -> str:
-    return only_pool(space).block(block).place
-
-
-def pairs(moves: object) -> list[tuple[int, int]]:
-    """The moves as (source, destination)."""
-    assert isinstance(moves, tuple)
-    return [
-        pair
-        for move in moves
-        if isinstance(move, BlockMoves)
-        for pair in zip(move.src_ids.tolist(), move.dst_ids.tolist(), strict=True)
-    ]
 
 
 # 13. Preemption

@@ -23,7 +23,7 @@ from pagedkv import (
 from pagedkv.contract.answers import MissCause
 from pagedkv.errors import ConfigurationError, SequenceError, TruncationError
 from tests.space.replay_model import evict_windows
-from tests.space.spaces import acknowledge, allocate, hit, new_space, run_step, tokens, unchanged
+from tests.space.spaces import acknowledge, allocate, hit, new_space, run_step, starts_of, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted
 
@@ -59,11 +59,6 @@ def admit(space: BlockSpace, length: int = PROMPT) -> int:
     answer = space.allocate(tokens(length), match=ask(space, length))
     assert isinstance(answer, Allocation)
     return answer.row
-
-
-def starts_of(plan: StepPlan) -> tuple[list[int], list[int]]:
-    """Where the rows of a plan begin, in either group."""
-    return plan.compute.starts.tolist(), plan.compute_in(1).starts.tolist()
 
 
 def held(space: BlockSpace, row: int) -> list[bool]:
