@@ -23,7 +23,7 @@ from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.compilation.targets import TARGETS, own_processor
 from pagedkv.errors import ConfigurationError
 from pagedkv.warming import (
-    ATTENTION,
+    ON_CPU,
     ROUTING,
     make_ready,
     of_curves,
@@ -136,7 +136,7 @@ def test_random_operations_call_nothing_that_the_list_lacks() -> None:
 
 def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package() -> None:
     spaces = [of_spaces("lru"), of_spaces("lru", has_features=False)]
-    lru, attention = [*spaces, of_curves("lru"), of_model_curves("lru"), of_stores("lru"), ROUTING], ATTENTION
+    lru, attention = [*spaces, of_curves("lru"), of_model_curves("lru"), of_stores("lru"), ROUTING], ON_CPU
     assert all_of("lru") == (*lru, attention)
     assert replace(attention, needs="no_such_package").can_be_run is False
 
@@ -271,16 +271,16 @@ def test_an_engine_on_a_cpu_compiles_nothing_after_a_warm_up() -> None:
 
 COMPILE_ATTENTION = """
 from pagedkv.compilation.targets import target_named
-from pagedkv.warming import ATTENTION
+from pagedkv.warming import ON_CPU
 from pagedkv.warming.warm_up import compile_all
-compile_all([ATTENTION], {target})
+compile_all([ON_CPU], {target})
 """
 ATTEND = """
-from pagedkv.warming import ATTENTION, make_ready
+from pagedkv.warming import ON_CPU, make_ready
 from pagedkv.warming import ready
 ready.compile_all = lambda _: compiled.append("all anew")
-make_ready(ATTENTION)
-ATTENTION.compile()
+make_ready(ON_CPU)
+ON_CPU.compile()
 """
 TARGET = next((target for target in TARGETS["x86_64"] if target.runs_on(own_processor())), None)
 

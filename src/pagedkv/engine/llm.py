@@ -40,7 +40,7 @@ from pagedkv.probe import compat
 from pagedkv.probe.layers import EngineGroups, group_layers
 from pagedkv.probe.probing import probe, require_supported
 from pagedkv.tiers.served import TierStatistics
-from pagedkv.warming import ATTENTION, make_ready, of_spaces, of_stores
+from pagedkv.warming import ON_CPU, make_ready, of_spaces, of_stores
 
 LOG: Final = logging.getLogger("pagedkv.engine")
 DEFAULT_TOKENS: Final = 16
@@ -393,7 +393,7 @@ def _require_for_ranks(
 def compile_loops(config: EngineConfig) -> None:
     """Compile all loops that requests of an engine can reach, if they are not on disk, on all cores."""
     stores = [of_stores(tier.eviction) for tier in config.tiers]
-    make_ready(of_spaces(config.eviction), *dict.fromkeys(stores), ATTENTION)
+    make_ready(of_spaces(config.eviction), *dict.fromkeys(stores), ON_CPU)
 
 
 def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:

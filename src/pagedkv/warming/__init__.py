@@ -4,12 +4,12 @@
 processor or for a target; ``stamps`` record that this was done; ``ready`` does it before a first request if necessary.
 """
 
-from pagedkv.warming.parts import ATTENTION, ROUTING, Part, of_curves, of_model_curves, of_spaces, of_stores
+from pagedkv.warming.parts import ON_CPU, ROUTING, Part, of_curves, of_model_curves, of_spaces, of_stores
 from pagedkv.warming.ready import make_ready
 from pagedkv.warming.warm_up import WarmUp, warm_up
 
 __all__ = [
-    "ATTENTION",
+    "ON_CPU",
     "ROUTING",
     "Part",
     "WarmUp",

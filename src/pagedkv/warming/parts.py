@@ -120,14 +120,14 @@ def of_stores(eviction: str) -> Part:
 
 ROUTING: Final = Part(("routing",))
 """A router and its index."""
-ATTENTION: Final = Part(("attention",), needs="torch")
-"""Attention on a CPU."""
+ON_CPU: Final = Part(("on a cpu",), needs="torch")
+"""What engines compute in loops on a CPU: attention, and block tables."""
 
 
 def all_of(eviction: str) -> tuple[Part, ...]:
     """Return all parts that can run, for an eviction policy. Raises ConfigurationError for an unknown policy."""
     spaces = (of_spaces(eviction), of_spaces(eviction, has_features=False))
-    others = (of_curves(eviction), of_model_curves(eviction), of_stores(eviction), ROUTING, ATTENTION)
+    others = (of_curves(eviction), of_model_curves(eviction), of_stores(eviction), ROUTING, ON_CPU)
     return tuple(part for part in dict.fromkeys((*spaces, *others)) if part.can_be_run)
 
 

@@ -1,4 +1,4 @@
-"""A step's block tables: Triton's kernels against the plain ones, on the plans of a real space."""
+"""A step's block tables: Triton's kernels, and a CPU's loops, against plain torch, on the plans of a real space."""
 
 import random
 from dataclasses import fields
@@ -17,11 +17,15 @@ from pagedkv import (
     StepPlan,
 )
 from pagedkv.device.block_tables import BlockTables
+from pagedkv.device.kernels.selection import KernelChoice
 from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.table_arrays import NUM_TOKENS, WIDTH, TableArrays
 from tests.device.kernels.suite import KERNEL_DEVICE, byte_poison, needs_kernels
 
-pytestmark = needs_kernels
+pytestmark = pytest.mark.interpreted
+KINDS = ("auto", pytest.param("triton", marks=needs_kernels))
+each_kind = pytest.mark.parametrize("kind", KINDS)
+"""On a CPU "auto" are its compiled loops."""
 
 CONFIG = SpaceConfig(
     (
@@ -55,12 +59,11 @@ def poison(tables: BlockTables) -> None:
     arrays.held_extents[:] = arrays.geometry[:, WIDTH, None].int()
 
 
-def both(config: SpaceConfig, *, packet_entries: int = 64) -> tuple[BlockTables, BlockTables]:
-    """Tables by plain torch, and by Triton."""
+def both(config: SpaceConfig, kind: KernelChoice, *, packet_entries: int = 64) -> tuple[BlockTables, BlockTables]:
+    """Tables by plain torch, and by other kernels."""
+    device = KERNEL_DEVICE if kind == "triton" else torch.device("cpu")
     plain = BlockTables(config, max_batched_tokens=128, kernels="torch", packet_entries=packet_entries)
-    fast = BlockTables(
-        config, max_batched_tokens=128, kernels="triton", device=KERNEL_DEVICE, packet_entries=packet_entries
-    )
+    fast = BlockTables(config, max_batched_tokens=128, kernels=kind, device=device, packet_entries=packet_entries)
     return plain, fast
 
 
@@ -87,12 +90,13 @@ def change(space: BlockSpace, rows: list[int], rng: random.Random) -> None:
             space.free(rows.pop(rng.randrange(len(rows))))
 
 
+@each_kind
 @pytest.mark.parametrize("packet_entries", [32, 4096])
-def test_any_steps_leave_the_same_tables(packet_entries: int) -> None:
+def test_any_steps_leave_the_same_tables(packet_entries: int, kind: KernelChoice) -> None:
     """Rows come and go, so that places of the batch change hands; some plans travel in several packets."""
     rng = random.Random(packet_entries)
     space, rows = BlockSpace(CONFIG), list[int]()
-    plain, fast = both(CONFIG, packet_entries=packet_entries)
+    plain, fast = both(CONFIG, kind, packet_entries=packet_entries)
     for tables in (plain, fast):
         poison(tables)
     for _ in range(12):
@@ -127,11 +131,12 @@ def require_told(space: BlockSpace, plan: StepPlan, inputs: StepInputs) -> None:
         assert slots == expected + [-1] * (len(slots) - len(expected))
 
 
-def test_refused_tokens_move_ranges_down_alike() -> None:
+@each_kind
+def test_refused_tokens_move_ranges_down_alike(kind: KernelChoice) -> None:
     config = SpaceConfig((FullAttention(2),), num_blocks=60, max_sequences=4, max_tokens=40)
     space = BlockSpace(config)
     rows = [space.allocate([first, 2, 3]).row for first in range(3)]
-    plain, fast = both(config)
+    plain, fast = both(config, kind)
     for refused in ((0, 0, 0), (1, 0, 2), (0, 1, 0), (0, 0, 0)):
         plan = space.plan_step()
         for tables in (plain, fast):
@@ -146,11 +151,11 @@ def test_refused_tokens_move_ranges_down_alike() -> None:
 class Overlapped:
     """One row of three tokens, in tables of both kinds."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: KernelChoice) -> None:
         config = SpaceConfig((FullAttention(2),), num_blocks=60, max_sequences=4, max_tokens=40)
         self.space = BlockSpace(config)
         self.row = self.space.allocate([1, 2, 3]).row
-        self.both = both(config)
+        self.both = both(config, kind)
 
     def append_unknown(self, count: int) -> None:
         """Append tokens that are not known yet."""
@@ -169,8 +174,9 @@ class Overlapped:
         return start
 
 
-def test_what_was_refused_behind_a_rollback_moves_nothing() -> None:
-    overlapped = Overlapped()
+@each_kind
+def test_what_was_refused_behind_a_rollback_moves_nothing(kind: KernelChoice) -> None:
+    overlapped = Overlapped(kind)
     assert overlapped.step(0) == 0
     overlapped.append_unknown(4)
     assert overlapped.step(2) == 3
@@ -181,9 +187,10 @@ def test_what_was_refused_behind_a_rollback_moves_nothing() -> None:
     assert overlapped.step(0) == 4
 
 
-def test_what_several_steps_refused_and_nobody_filled_in_adds_up() -> None:
+@each_kind
+def test_what_several_steps_refused_and_nobody_filled_in_adds_up(kind: KernelChoice) -> None:
     """The plan may name any step that is over for the one that samples the first unknown token."""
-    overlapped = Overlapped()
+    overlapped = Overlapped(kind)
     assert overlapped.step(0) == 0
     overlapped.append_unknown(3)
     assert overlapped.step(1) == 3
@@ -195,9 +202,10 @@ def test_what_several_steps_refused_and_nobody_filled_in_adds_up() -> None:
     assert overlapped.step(0) == 7
 
 
+@each_kind
 @pytest.mark.parametrize("num_places", [3, 5])
-def test_rows_are_gathered_and_positions_mapped_alike(num_places: int) -> None:
-    plain, fast = both(CONFIG)
+def test_rows_are_gathered_and_positions_mapped_alike(num_places: int, kind: KernelChoice) -> None:
+    plain, fast = both(CONFIG, kind)
     for tables in (plain, fast):
         for row in range(CONFIG.max_sequences):
             tables.append_block_ids(row, [list(range(row, 2 * row + 1))] * 5 + [[row]], overwrite=True)

@@ -1,11 +1,11 @@
-"""Selects the kernels of a device: Triton's on a GPU, plain torch on a CPU."""
+"""Selects the kernels of a device: Triton's on a GPU, those of a CPU elsewhere, or all in plain torch."""
 
 from types import ModuleType
 from typing import Literal, TypeAlias
 
 import torch
 
-from pagedkv.device.kernels import reference
+from pagedkv.device.kernels import on_cpu, reference
 from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 
 KernelChoice: TypeAlias = Literal["auto", "torch", "triton"]
@@ -15,7 +15,8 @@ def kernels_for(device: torch.device, choice: KernelChoice = "auto") -> ModuleTy
     """Return the module with the kernels of a device.
 
     Args:
-        choice: "auto" is Triton on a GPU, and plain torch elsewhere; "triton" on a CPU is Triton's interpreter.
+        choice: "auto" is Triton on a GPU, and elsewhere plain torch with compiled loops for block tables; "triton" on a
+            CPU is Triton's interpreter.
 
     Raises:
         ConfigurationError: the choice is unknown.
@@ -23,7 +24,9 @@ def kernels_for(device: torch.device, choice: KernelChoice = "auto") -> ModuleTy
     """
     if not isinstance(choice, str) or choice not in {"auto", "torch", "triton"}:
         raise ConfigurationError(f"kernels must be 'auto', 'torch' or 'triton', got {choice!r}")
-    if choice == "torch" or (choice == "auto" and device.type == "cpu"):
+    if choice == "auto" and device.type == "cpu":
+        return on_cpu
+    if choice == "torch":
         return reference
     try:
         import triton.knobs  # noqa: PLC0415 - on machines with a GPU alone
