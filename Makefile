@@ -126,9 +126,10 @@ PEERS ?= ../peers
 VLLM_CPU ?=
 PEER_vllm := vllm-0.33.0
 PEER_sglang := sglang-0.5.23
-PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle dill einops fastapi ijson ipython \
-	jsonschema lark llguidance mcp msgpack openai openai-harmony orjson partial-json-parser prometheus-client psutil py-cpuinfo pybase64 \
-	pytest-asyncio requests scipy setproctitle uvicorn uvloop xgrammar xxhash
+PEER_lmcache := lmcache-0.5.6-wheel
+PEER_PACKAGES := aiofile aiofiles aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle dill einops fastapi ijson ipython \
+	jsonschema lark llguidance mcp msgpack openai openai-harmony opentelemetry-exporter-prometheus orjson partial-json-parser prometheus-client psutil py-cpuinfo pybase64 \
+	pytest-asyncio requests scipy setproctitle sortedcontainers uvicorn uvloop xgrammar xxhash
 
 .venv/peers/.installed: $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)
@@ -137,8 +138,8 @@ PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudp
 	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt $(PEER_PACKAGES)
 	@touch $@
 
-test-peers: .venv/peers/.installed ## `record`, KV events, the server and plug-ins against the code and the tests of vLLM and SGLang (PEERS)
-	@failed=0; for peer in vllm:$(PEER_vllm) sglang:$(PEER_sglang); do code="$(PEERS)/$${peer#*:}"; name=$${peer%%:*}; \
+test-peers: .venv/peers/.installed ## `record`, KV events, the server and plug-ins against the code and the tests of vLLM, SGLang and LMCache (PEERS)
+	@failed=0; for peer in vllm:$(PEER_vllm) sglang:$(PEER_sglang) lmcache:$(PEER_lmcache); do code="$(PEERS)/$${peer#*:}"; name=$${peer%%:*}; \
 		if [ ! -d "$$code/$$name" ]; then failed=1; \
 			echo "not tested: there is no $$code/$$name. Unpack $${peer#*:} there, or name the folder: PEERS=FOLDER" >&2; \
 		else echo "$$code"; PAGEDKV_PEERS=1 PAGEDKV_VLLM_CPU="$(VLLM_CPU)" PYTHONPATH="$$code" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR \
