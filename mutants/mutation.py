@@ -9,7 +9,9 @@ an empty replacement, or ``pass`` where a line must stand.
 import ast
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Final
 
 __all__ = ["LIST", "Mutation", "MutationError", "problems", "read_list"]
@@ -54,18 +56,18 @@ class Mutation:
             raise MutationError(
                 f"{self.name}: {self.path}: {self.function} contains this text {count} times: {self.original!r}"
             )
-        mutated = source[:start] + body.replace(self.original, self.replacement) + source[stop:]
+        mutated = body.replace(self.original, self.replacement)
         try:
-            changed = ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(source))
+            changed = ast.dump(ast.parse(dedent(mutated))) != ast.dump(ast.parse(dedent(body)))
         except SyntaxError as error:
             raise MutationError(f"{self.name}: {self.path}, mutated, is not Python: {error}") from error
         if not changed:
             raise MutationError(f"{self.name}: the replacement says the same as the original")
-        return mutated
+        return source[:start] + mutated + source[stop:]
 
     def _span(self, source: str) -> tuple[int, int]:
         """Find where the function begins and ends, in characters."""
-        scope: ast.AST = ast.parse(source)
+        scope: ast.AST = _parsed(source)
         for name in self.function.split("."):
             found = [
                 node
@@ -105,6 +107,12 @@ def _read_file(file: Path) -> list[Mutation]:
         except TypeError as error:
             raise MutationError(f"{file.name}, entry {number}: {error}") from error
     return mutations
+
+
+@cache
+def _parsed(source: str) -> ast.Module:
+    """Parse a file, once for all of its mutations."""
+    return ast.parse(source)
 
 
 def problems(mutations: list[Mutation], root: Path) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mutants.mutation import Mutation, MutationError, problems, read_list
+from mutants.sandbox import ROOT
 
 SOURCE = """\
 def first(a):
@@ -75,3 +76,7 @@ def test_names_are_unique_in_all_files(tmp_path: Path) -> None:
 
 def test_the_list_of_the_project_can_be_read() -> None:
     assert all(mutation.path.startswith("src/pagedkv/") for mutation in read_list())
+
+
+def test_each_fault_of_the_list_fits_the_code() -> None:
+    assert problems(read_list(), ROOT) == []
