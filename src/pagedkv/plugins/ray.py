@@ -33,12 +33,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pagedkv.errors import ConfigurationError, NoEngineError
-from pagedkv.route import Engine, EngineRouter, Placed, Prompts, Tokenizer
+from pagedkv.route import Engine, EngineRouter, Placed, Prompts, Tokenizer, tokenizer_named
 from pagedkv.routing import Routing, RoutingRules
 
 __all__ = ["EngineRequestRouter"]
@@ -89,7 +89,8 @@ class EngineRequestRouter(RequestRouter):
         Raises:
             ConfigurationError: an unknown routing, or a rule out of range.
         """
-        self._prompts = Prompts(None, TOKENISE_S, _loaded(tokenizer) if isinstance(tokenizer, str) else tokenizer)
+        local = tokenizer_named(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self._prompts = Prompts(None, TOKENISE_S, local)
         self._router = EngineRouter([], routing=routing, rules=RoutingRules(**(rules or {})))
         self._prefill_s = prefill_s
         self._sent: dict[str, Sent] = {}
@@ -172,13 +173,6 @@ class EngineRequestRouter(RequestRouter):
                 LOG.warning("replica %s is routed to by what is sent there: %s is %r: %s", url, EVENTS, told, problem)
                 engines.append(Engine(url))
         self._router.set_engines(engines)
-
-
-def _loaded(name: str) -> Tokenizer:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - only where a tokenizer is named
-
-    loaded: Any = AutoTokenizer.from_pretrained(name)
-    return cast("Tokenizer", loaded)
 
 
 def _url(replica_id: ReplicaID) -> str:

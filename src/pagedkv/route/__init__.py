@@ -34,7 +34,7 @@ with needing("route", "pagedkv.route"):
 from pagedkv.route.app import RouteConfig, create_app, run
 from pagedkv.route.engines import Engine, EngineStatus, read_engines
 from pagedkv.route.placing import EngineRouter, Placed
-from pagedkv.route.prompts import Prompt, Prompts, Tokenizer
+from pagedkv.route.prompts import Prompt, Prompts, Tokenizer, tokenizer_named
 
 __all__ = [
     "Engine",
@@ -48,4 +48,5 @@ __all__ = [
     "create_app",
     "read_engines",
     "run",
+    "tokenizer_named",
 ]

@@ -214,6 +214,14 @@ def as_tokens(tokens: Sequence[object]) -> Int32Array:
     return np.array(tokens, np.int32)
 
 
+def tokenizer_named(name: str) -> Tokenizer:
+    """Load a tokenizer of transformers, from a folder or by its name. Raises as transformers does."""
+    from pagedkv.probe.compat import load_tokenizer  # noqa: PLC0415 - imports torch, which a router else does not need
+
+    loaded: Tokenizer = load_tokenizer(name)
+    return loaded
+
+
 def _tokenize(tokenizer: Tokenizer, question: dict[str, Any]) -> list[int]:
     if "messages" not in question:
         special = question.get("add_special_tokens", True)

@@ -59,7 +59,15 @@ def route(  # noqa: PLR0913 - typer needs a parameter for each option
 
     pagedkv route --engines engines.json --tokenizer ./my-model --port 9000
     """
-    from pagedkv.route import Engine, EngineRouter, RouteConfig, create_app, read_engines, run  # noqa: PLC0415
+    from pagedkv.route import (  # noqa: PLC0415
+        Engine,
+        EngineRouter,
+        RouteConfig,
+        create_app,
+        read_engines,
+        run,
+        tokenizer_named,
+    )
     from pagedkv.route.proxy import ProxyLimits  # noqa: PLC0415 - help works without its extra
     from pagedkv.warming import ROUTING  # noqa: PLC0415 - as above
 
@@ -88,11 +96,7 @@ def route(  # noqa: PLR0913 - typer needs a parameter for each option
     sockets = bound(host, port, "--host", "--port")
     typed = sockets[0].getsockname()[1]
     shown = "127.0.0.1" if is_loopback(host) else host
-    local = None
-    if tokenizer is not None:
-        from pagedkv.probe.compat import load_tokenizer  # noqa: PLC0415 - imports torch
-
-        local = load_tokenizer(tokenizer)
+    local = None if tokenizer is None else tokenizer_named(tokenizer)
     with EngineRouter(listed, routing=way) as router:
         app = create_app(router, config, local)
         run(
