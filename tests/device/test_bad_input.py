@@ -31,6 +31,7 @@ from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, Sp
 from pagedkv.contract.answers import AbortedSteps
 from pagedkv.device import (
     BlockTables,
+    Companion,
     KeyValueShape,
     KVStorage,
     LatentShape,
@@ -562,6 +563,14 @@ def test_devices_that_are_not_there_are_refused() -> None:
         (lambda: KeyValueShape(1, 1, 8, scaling=cast("Any", "token")), "'tensor' or 'head'"),
         (lambda: LatentShape(1, 8, layout="BLNHC"), "names each of the axes"),
         (lambda: StateShape(1, ()), "tensors with different names"),
+        (lambda: LatentShape(1, 8, layout="LBNC", companions=(Companion("scales", 1, 2),)), "one that begins with B"),
+        (lambda: LatentShape(1, 8, companions=2 * (Companion("scales", 1, 2),)), "have different names"),
+        (lambda: LatentShape(1, 8, companions=cast("Any", ["scales"])), "must be a tuple of Companion values"),
+        (lambda: LatentShape(1, 8, companions=(Companion("scales", 0, 2),)), "num_layers must be at least 1"),
+        (
+            lambda: LatentShape(1, 9, torch.float8_e4m3fn, companions=(Companion("scales", 1, 1, torch.float64),)),
+            "must be multiples of an element's bytes",
+        ),
         (
             lambda: StateShape(1, (StateTensor("a", (3,), torch.float16), StateTensor("b", (1,)))),
             "must be a multiple of its widest type",

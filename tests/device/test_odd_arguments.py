@@ -9,6 +9,7 @@ import torch
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SpaceConfig
 from pagedkv.device import (
     BlockTables,
+    Companion,
     KeyValueShape,
     KVStorage,
     LatentShape,
@@ -35,7 +36,7 @@ CONFIG: Final = SpaceConfig(
 )
 SHAPES: Final = (
     KeyValueShape(2, 2, 8, dtype=torch.float8_e4m3fn),
-    LatentShape(1, 8, dtype=torch.float32),
+    LatentShape(1, 8, dtype=torch.float32, companions=(Companion("indexer", 1, 4, torch.float32),)),
     StateShape(1, (StateTensor("scan", (3,)),)),
 )
 KEYS: Final = torch.ones(3, 2, 8)
@@ -113,6 +114,7 @@ LAYER: Final[Arguments] = {"group": 0, "layer": 0}
 OF_STORAGE: Final[dict[str, Callable[[Setting], Arguments]]] = {
     "began": lambda it: {"user": it.transfers.swap_out("device", [1], [1])},
     "close": lambda _: {},
+    "companion": lambda _: {"group": 1, "name": "indexer", "layer": 0},
     "keys": lambda _: LAYER,
     "keys_and_values": lambda _: LAYER,
     "latents": lambda _: {"group": 1, "layer": 0},
@@ -175,6 +177,13 @@ OF_TRANSFERS: Final[dict[str, Callable[[Setting], Arguments]]] = {
     "scatter_states": lambda _: {"group": 2, "layer": 0, "block_ids": BLOCK, "states": {"scan": torch.ones(1, 3)}},
     "swap_in": lambda _: {"pool": "device", "src_ids": [1], "dst_ids": [2]},
     "swap_out": lambda _: {"pool": "device", "src_ids": [1], "dst_ids": [2]},
+    "write_companion": lambda _: {
+        "group": 1,
+        "name": "indexer",
+        "layer": 0,
+        "tokens": torch.ones(3, 4),
+        **CHECKED,
+    },
     "write_latents": lambda _: {"group": 1, "layer": 0, "latent": torch.ones(3, 8), **CHECKED},
     "zero": lambda _: {"pool": "device", "block_ids": [1]},
 }
@@ -226,9 +235,20 @@ BUILT: Final[dict[str, tuple[Callable[..., Any], Arguments]]] = {
             "dtype": torch.float32,
             "scaling": "tensor",
             "layout": "BLNHC",
+            "companions": (),
         },
     ),
-    "LatentShape": (LatentShape, {"num_layers": 1, "dim": 8, "dtype": torch.float32, "layout": "BLNC"}),
+    "LatentShape": (
+        LatentShape,
+        {
+            "num_layers": 1,
+            "dim": 8,
+            "dtype": torch.float32,
+            "layout": "BLNC",
+            "companions": (Companion("indexer", 1, 4),),
+        },
+    ),
+    "Companion": (Companion, {"name": "indexer", "num_layers": 1, "dim": 4, "dtype": torch.float32}),
     "StateShape": (StateShape, {"num_layers": 1, "tensors": (StateTensor("scan", (3,)),)}),
     "StateTensor": (StateTensor, {"name": "scan", "shape": (3,), "dtype": torch.float32}),
     "free_nbytes": (free_nbytes, {"device": "cpu", "fraction": 0.5}),

@@ -7,6 +7,7 @@ import torch
 
 from pagedkv import FullAttention, RecurrentState, SlidingWindow, SpaceConfig
 from pagedkv.device import (
+    Companion,
     GroupShape,
     KeyValueShape,
     KVStorage,
@@ -80,6 +81,38 @@ def test_a_latent_is_one_tensor_and_a_state_several() -> None:
         view.fill_(number)
     assert [view.unique().tolist() for view in views] == [[0.0], [1.0], [2.0], [3.0]]
     assert storage.pools["state"].block_nbytes == 2 * (3 * 5 * 4 + 4 * 2 * 2)
+
+
+BESIDE = (Companion("indexer", 1, 6, torch.float32), Companion("scales", 2, 1, torch.float16))
+
+
+@pytest.mark.parametrize("layout", ["BLKNHC", "BLHNC", "BLNHC"])
+def test_every_element_has_one_place_beside_companions_too(layout: str) -> None:
+    storage = storage_of(KeyValueShape(2, 3, 8, dtype=torch.float32, layout=layout, companions=BESIDE))
+    pool = storage.pools["device"]
+    assert pool.block_nbytes == 4 * (2 * 3 * 16 * 4 + 6 * 4 + 2 * 2)
+    pool.device_bytes.fill_(0xFF)
+    views = [storage.keys(0, 0), storage.keys(0, 1), storage.values(0, 0), storage.values(0, 1)]
+    views += [storage.companion(0, "indexer", 0), storage.companion(0, "scales", 0), storage.companion(0, "scales", 1)]
+    for number, view in enumerate(views, start=1):
+        view.fill_(number)
+    assert [view.unique().tolist() for view in views] == [[float(number)] for number in range(1, 8)]
+    assert not bool((pool.device_bytes.view(torch.int16) == -1).any()), "a byte belongs to no view"
+
+
+def test_a_companion_lies_behind_latents_in_the_layers_that_have_it() -> None:
+    config = SpaceConfig((FullAttention(4),), num_blocks=6)
+    storage = KVStorage(
+        config, [LatentShape(3, 24, torch.float16, companions=(Companion("indexer", 2, 8, torch.float16),))]
+    )
+    view = storage.companion(0, "indexer", 1)
+    assert view.shape == (6, 4, 8)
+    assert view.stride() == (4 * (3 * 24 + 2 * 8), 8, 1)
+    assert view.storage_offset() == 4 * (3 * 24 + 8)
+    with pytest.raises(ConfigurationError, match=r"has the companions \['indexer'\], and no 'scales'"):
+        storage.companion(0, "scales", 0)
+    with pytest.raises(ConfigurationError, match="layer of companion 'indexer'"):
+        storage.companion(0, "indexer", 2)
 
 
 def states_of_jamba() -> StateShape:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pagedkv import FullAttention, RecurrentState, SpaceConfig
-from pagedkv.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor, Transfers
+from pagedkv.device import Companion, KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor, Transfers
 
 
 @pytest.mark.parametrize("layout", ["BLKNHC", "BLHNC", "LBKNHC", "LKBNHC"])
@@ -40,6 +40,40 @@ def test_copies_on_write_copy_every_layer(device: torch.device) -> None:
         assert storage.values(0, layer)[5].unique().tolist() == [-layer]
     Transfers(storage).zero("device", [5])
     assert not bool(storage.keys(0, 2)[5].any())
+
+
+@pytest.mark.parametrize("is_beside", [True, False], ids=["a companion", "negative control: a group of its own"])
+def test_what_moves_a_block_moves_its_companions(device: torch.device, *, is_beside: bool) -> None:
+    beside = (Companion("indexer", 2, 6, torch.float32),)
+    groups = (FullAttention(4), FullAttention(4, pool="own"))
+    config = SpaceConfig(groups, num_blocks={"device": 9, "own": 9}, num_host_blocks={"device": 6, "own": 6})
+    shapes = [
+        LatentShape(3, 8, torch.float32, companions=beside if is_beside else ()),
+        LatentShape(2, 6, torch.float32),
+    ]
+    storage = KVStorage(config, shapes, device)
+    transfers = Transfers(storage)
+    view = storage.companion(0, "indexer", 1) if is_beside else storage.latents(1, 1)
+    view.copy_(torch.arange(view.numel()).reshape(view.shape))
+    before = view.clone()
+    transfers.copy("device", [2], [5])
+    assert torch.equal(view[5], before[2]) == is_beside
+    view.copy_(before)
+    transfers.swap_out("device", [7, 3], [1, 5]).wait()
+    view.fill_(float("nan"))
+    transfers.swap_in("device", [1, 5], [4, 8]).wait()
+    assert torch.equal(view[[4, 8]], before[[7, 3]]) == is_beside
+    transfers.zero("device", [4])
+    assert bool((view[4] == 0).all()) == is_beside
+    storage.close()
+
+
+def test_a_companion_is_written_to_its_slots(device: torch.device) -> None:
+    shape = LatentShape(3, 8, torch.float32, companions=(Companion("indexer", 2, 6, torch.float32),))
+    storage = KVStorage(SpaceConfig((FullAttention(4),), num_blocks=3), [shape], device)
+    tokens = torch.arange(12.0, device=device).view(2, 6)
+    Transfers(storage).write_companion(0, "indexer", 1, tokens, torch.tensor([9, -1], device=device))
+    assert torch.equal(storage.companion(0, "indexer", 1)[2, 1], tokens[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import MethodType
 from typing import Any, Final
@@ -13,8 +14,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pagedkv import FullAttention
+from pagedkv.device import Companion, KeyValueShape, LatentShape
 from pagedkv.engine import LLM
-from pagedkv.engine.identity import code_digest, model_digest
+from pagedkv.engine.identity import code_digest, identity_of, model_digest
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model
@@ -108,6 +111,17 @@ def test_the_digest_is_that_of_another_process_whatever_the_order_of_its_sets() 
         [sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True, env=environment, timeout=120
     )
     assert done.stdout.strip() == model_digest(make_model("llama")).hex()
+
+
+@pytest.mark.parametrize("shape", [KeyValueShape(2, 2, 8), KeyValueShape(2, 2, 8, 4), LatentShape(2, 8)])
+def test_what_blocks_hold_beside_is_part_of_their_name(shape: KeyValueShape | LatentShape) -> None:
+    model, spec = make_model("llama"), FullAttention(4)
+    told = [
+        identity_of(model, bytes(32), [spec], [replace(shape, companions=companions)], 8, ((),))
+        for companions in ((), (Companion("keys", 1, 8),), (Companion("keys", 1, 8, torch.float16),))
+    ]
+    assert told[0] == identity_of(model, bytes(32), [spec], [shape], 8, ((),))
+    assert len({each.groups for each in told}) == 3
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mixtral", "lfm2", "nemotron_h"])

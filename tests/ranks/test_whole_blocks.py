@@ -1,5 +1,6 @@
 """Blocks of all heads from those of ranks, and back: by the slices of bytes; keys and values of other widths."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from pagedkv.contract.head_slices import BlockShape, byte_slices, heads_of_rank
-from pagedkv.device import KeyValueShape, LatentShape, StateShape, StateTensor
+from pagedkv.device import Companion, KeyValueShape, LatentShape, StateShape, StateTensor
 from pagedkv.engine.ranked_content import WholeBlocks
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.entry_blocks import Rows
@@ -51,6 +52,25 @@ def test_keys_and_values_may_have_other_widths() -> None:
         heads = heads_of_rank(4, 2, rank)
         own = [each[:, :, heads.first : heads.first + heads.count].reshape(2, -1) for each in numbers]
         assert blocks.cut(whole, rank).tobytes() == np.concatenate(own, axis=1).tobytes()
+
+
+@pytest.mark.parametrize(("num_heads", "num_ranks"), [(8, 2), (2, 4)])
+def test_companions_are_whole_on_each_rank_and_keys_are_not(num_heads: int, num_ranks: int) -> None:
+    plain = KeyValueShape(num_layers=2, num_heads=num_heads, key_dim=4, dtype=torch.float16)
+    beside = Companion("indexer", 1, 6, torch.float16)
+    without, blocks = (
+        WholeBlocks(shape, BLOCK_SIZE, num_ranks) for shape in (plain, replace(plain, companions=(beside,)))
+    )
+    own = BLOCK_SIZE * beside.token_nbytes
+    whole = random_rows(NUM_BLOCKS, blocks.nbytes)
+    parts = [blocks.cut(whole, rank) for rank in range(num_ranks)]
+    for rank, part in enumerate(parts):
+        assert part[:, :-own].tobytes() == without.cut(whole[:, :-own], rank).tobytes()
+        assert part[:, -own:].tobytes() == whole[:, -own:].tobytes()
+    again = np.zeros_like(whole)
+    for rank in blocks.sources:
+        blocks.put(again, rank, parts[rank])
+    assert again.tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pagedkv.device.kernels.selection import kernels_for
 from pagedkv.device.memory import PinnedArena
 from pagedkv.device.shapes import (
     FP8_TYPES,
+    Companion,
     GroupShape,
     KeyValueShape,
     LatentShape,
@@ -33,6 +34,7 @@ from pagedkv.device.transfers import CopyTicket, Transfers, copy_batch
 __all__ = [
     "FP8_TYPES",
     "BlockTables",
+    "Companion",
     "CopyTicket",
     "Draws",
     "Filters",

@@ -13,6 +13,11 @@ outermost to the innermost::
 
 If keys and values have different dimensions, all axes inside K have a size for each.
 
+*Companions* are bytes of the same blocks and tokens: keys of an indexer, scales, sidecars of any kind. They lie behind
+the keys of each block of a block-major pool, so what moves a block moves them, and what names it means them too::
+
+    block      | layer 0: keys, values | layer 1 ... || companion: layer 0 [block_size, dim] | layer 1 ... || another |
+
 A group's block contains keys and values, compressed latents, or a recurrent state. Its shape describes one shard, so
 its heads are those on this device. Its bytes equal those of :mod:`pagedkv.models`: without padding, so that a device
 uses exactly the memory that a replay counts.
@@ -31,7 +36,7 @@ kernel gets a tensor with a first extent larger than the number of its pages; al
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import gcd, prod
 from types import MappingProxyType
@@ -119,17 +124,20 @@ def parse_layout(layout: str, axes: str) -> str:
     return whole
 
 
-def place(layout: str, sizes: Mapping[str, int], dims: tuple[int, ...]) -> Placement:
+def place(layout: str, sizes: Mapping[str, int], dims: tuple[int, ...], behind: int = 0) -> Placement:
     """Compute the placement of a group.
 
     Args:
         layout: as :func:`parse_layout` returns it.
         sizes: extent of every axis except C and K.
         dims: extent of C for each part: for keys and values, or for latents alone.
+        behind: elements behind the parts of each block; only in block-major layouts.
     """
     extents, offsets = [1] * len(dims), [0] * len(dims)
     strides: list[dict[str, int]] = [{} for _ in dims]
     for letter in reversed(layout):
+        if letter == BLOCKS:
+            extents = [extent + behind for extent in extents]
         if letter == PARTS:
             offsets = [sum(extents[:part]) for part in range(len(dims))]
             extents = [sum(extents)] * len(dims)
@@ -167,6 +175,65 @@ def _require_dtype(dtype: torch.dtype, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Companion:
+    """What blocks hold of each token beside keys, values or latents; see :mod:`pagedkv.device.shapes`.
+
+    Args:
+        name: one of its own in a group.
+        num_layers: layers that have it, which may be fewer than the group's.
+        dim: elements of a token in a layer.
+        dtype: of these elements; ``torch.uint8`` for bytes without a type.
+    """
+
+    name: str
+    num_layers: int
+    dim: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.dtype, torch.dtype):
+            raise ConfigurationError(f"a companion has a name and a type, got {self.name!r} and {self.dtype!r}")
+        for name in ("num_layers", "dim"):
+            object.__setattr__(self, name, as_count(getattr(self, name), name, least=1))
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of a token, in all layers."""
+        return self.num_layers * self.dim * self.dtype.itemsize
+
+
+def _require_companions(given: object, layout: str) -> None:
+    if not isinstance(given, tuple) or not all(isinstance(each, Companion) for each in given):
+        raise ConfigurationError(f"companions must be a tuple of Companion values, got {given!r}")
+    names = [each.name for each in given]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"companions of a group have different names, got {names}")
+    if given and not layout.startswith(BLOCKS):
+        raise ConfigurationError(
+            f"layout {layout!r} has blocks of several pieces: companions need one that begins with B"
+        )
+
+
+def _companion_offsets(own_nbytes: int, dtype: torch.dtype, companions: Sequence[Companion], size: int) -> list[int]:
+    """Return where each companion begins in a block of ``size`` tokens, and where the block ends, in bytes.
+
+    Raises ConfigurationError where elements would lie across their own width: there is no padding.
+    """
+    offsets = [own_nbytes]
+    for each in companions:
+        offsets.append(offsets[-1] + size * each.token_nbytes)
+    widths = [*(each.dtype.itemsize for each in companions), dtype.itemsize]
+    for offset, width in zip(offsets, widths, strict=True):
+        if offset % width or offsets[-1] % width:
+            raise ConfigurationError(
+                f"companions of blocks of {size} tokens begin at {offsets[:-1]} of {offsets[-1]} bytes, which must be "
+                f"multiples of an element's bytes ({width}): name companions with wider types first, or use another "
+                "block size"
+            )
+    return offsets
+
+
+@dataclass(frozen=True, slots=True)
 class KeyValueShape:
     """Keys and values of layers with attention.
 
@@ -178,6 +245,7 @@ class KeyValueShape:
         dtype: the stored type. With eight bits, a value divided by its scale is stored.
         scaling: with eight bits: "tensor": one scale per layer for keys and one for values; "head": one for each head.
         layout: the axes of the pool, see :mod:`pagedkv.device.shapes`.
+        companions: what blocks hold beside, in this order.
     """
 
     num_layers: int
@@ -187,6 +255,7 @@ class KeyValueShape:
     dtype: torch.dtype = torch.bfloat16
     scaling: Literal["tensor", "head"] = "tensor"
     layout: str = "BLKNHC"
+    companions: tuple[Companion, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.value_dim is None:
@@ -197,20 +266,27 @@ class KeyValueShape:
             raise ConfigurationError(f"scaling must be 'tensor' or 'head', got {self.scaling!r}")
         _require_dtype(self.dtype, "keys and values")
         object.__setattr__(self, "layout", parse_layout(self.layout, "BLKNHC"))
+        _require_companions(self.companions, self.layout)
 
     @property
     def dims(self) -> tuple[int, int]:
         """Dimensions of a head's key and value."""
         return self.key_dim, self.value_dim or self.key_dim
 
+    def companion_offsets(self, block_size: int) -> list[int]:
+        """Return where each companion begins in a block, and the block's end, in bytes. Raises ConfigurationError."""
+        own = self.num_layers * block_size * self.num_heads * sum(self.dims) * self.dtype.itemsize
+        return _companion_offsets(own, self.dtype, self.companions, block_size)
+
     def block_nbytes(self, block_size: int) -> int:
         """Bytes of a block of this many tokens."""
-        return self.num_layers * block_size * self.num_heads * sum(self.dims) * self.dtype.itemsize
+        return self.companion_offsets(block_size)[-1]
 
     def placement(self, num_blocks: int, block_size: int) -> Placement:
         """Return the layout of a pool, in elements."""
         sizes = {"B": num_blocks, "L": self.num_layers, "N": block_size, "H": self.num_heads}
-        return place(self.layout, sizes, self.dims)
+        begins = self.companion_offsets(block_size)
+        return place(self.layout, sizes, self.dims, (begins[-1] - begins[0]) // self.dtype.itemsize)
 
     def pieces(self, num_blocks: int, block_size: int) -> Pieces:
         """Return the pieces of a block, in bytes."""
@@ -226,26 +302,36 @@ class LatentShape:
         dim: dimensions of the vector, its rotary part included.
         dtype: the stored type.
         layout: the axes of the pool.
+        companions: what blocks hold beside, in this order.
     """
 
     num_layers: int
     dim: int
     dtype: torch.dtype = torch.bfloat16
     layout: str = "BLNC"
+    companions: tuple[Companion, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "dim"):
             object.__setattr__(self, name, as_count(getattr(self, name), name, least=1))
         _require_dtype(self.dtype, "latents")
         object.__setattr__(self, "layout", parse_layout(self.layout, "BLNC"))
+        _require_companions(self.companions, self.layout)
+
+    def companion_offsets(self, block_size: int) -> list[int]:
+        """Return where each companion begins in a block, and the block's end, in bytes. Raises ConfigurationError."""
+        own = self.num_layers * block_size * self.dim * self.dtype.itemsize
+        return _companion_offsets(own, self.dtype, self.companions, block_size)
 
     def block_nbytes(self, block_size: int) -> int:
         """Bytes of a block of this many tokens."""
-        return self.num_layers * block_size * self.dim * self.dtype.itemsize
+        return self.companion_offsets(block_size)[-1]
 
     def placement(self, num_blocks: int, block_size: int) -> Placement:
         """Return the layout of a pool, in elements."""
-        return place(self.layout, {"B": num_blocks, "L": self.num_layers, "N": block_size}, (self.dim,))
+        sizes = {"B": num_blocks, "L": self.num_layers, "N": block_size}
+        begins = self.companion_offsets(block_size)
+        return place(self.layout, sizes, (self.dim,), (begins[-1] - begins[0]) // self.dtype.itemsize)
 
     def pieces(self, num_blocks: int, block_size: int) -> Pieces:
         """Return the pieces of a block, in bytes."""

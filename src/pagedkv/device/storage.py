@@ -186,6 +186,29 @@ class KVStorage:
         sizes = {"B": pool.num_blocks, "N": spec.block_size, "C": shape.dim}
         return _view(pool, shape.dtype, part, sizes, layer)
 
+    def companion(self, group: int, name: str, layer: int) -> torch.Tensor:
+        """View a companion of a group's blocks: ``[num_blocks, block_size, dim]``.
+
+        Args:
+            name: the companion's name; layer: index among its layers.
+
+        Raises:
+            ConfigurationError: no such group, companion or layer.
+        """
+        spec, shape = self._group(group)
+        companions = () if isinstance(shape, StateShape) else shape.companions
+        names = [each.name for each in companions]
+        if not isinstance(name, str) or name not in names:
+            raise ConfigurationError(f"group {group} has the companions {names}, and no {name!r}")
+        assert not isinstance(shape, StateShape)
+        index = names.index(name)
+        found, begin = companions[index], shape.companion_offsets(spec.block_size)[index]
+        as_count(layer, f"layer of companion {name!r}", most=found.num_layers - 1)
+        pool, size = self.pools[spec.pool], found.dtype.itemsize
+        sizes = (pool.num_blocks, spec.block_size, found.dim)
+        offset = begin // size + layer * spec.block_size * found.dim
+        return pool.device_bytes.view(found.dtype).as_strided(sizes, (pool.block_nbytes // size, found.dim, 1), offset)
+
     def states(self, group: int, layer: int) -> Mapping[str, torch.Tensor]:
         """View each tensor of a recurrent layer's states: ``[num_blocks, *shape]``, by name.
 

@@ -272,6 +272,27 @@ class Transfers:
         sides = [TokenSide(latent[:, None, :], blocks, scales)]
         self._write(group, sides, slot_mapping, ("latent",), check_slots=check_slots)
 
+    def write_companion(  # noqa: PLR0913 - companion, layer, tokens, and their slots
+        self,
+        group: int,
+        name: str,
+        layer: int,
+        tokens: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        *,
+        check_slots: bool | None = None,
+    ) -> None:
+        """Write this step's part of a companion of floats: ``[tokens, dim]``. As :meth:`reshape_and_cache`.
+
+        Companions of other types are written through their view, :meth:`~pagedkv.device.KVStorage.companion`.
+        """
+        blocks = self.storage.companion(group, name, layer)[:, :, None, :]
+        require_instance(tokens, torch.Tensor, name, TensorError)
+        if tokens.ndim != 2:  # noqa: PLR2004 - tokens, dimensions
+            raise TensorError(f"{name} must have the shape ['any', {blocks.shape[3]}], got {list(tokens.shape)}")
+        sides = [TokenSide(tokens[:, None, :], blocks, None)]
+        self._write(group, sides, slot_mapping, (name,), check_slots=check_slots)
+
     def gather_states(self, group: int, layer: int, block_ids: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return copies of the states of some blocks: each tensor ``[n, *shape]``, zeros for the null block.
 

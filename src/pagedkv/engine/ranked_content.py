@@ -8,7 +8,7 @@ axis::
     whole block    layer 0 keys [tokens, heads, bytes of a key] | values [tokens, heads, bytes of a value] | layer 1 ...
     of a rank                           `-- its heads
 
-:mod:`~pagedkv.contract.head_slices` has the slices. Latents and states have no heads: they are whole on
+:mod:`~pagedkv.contract.head_slices` has the slices. Latents, states and companions have no heads: they are whole on
 each rank. Blocks are gathered at rank 0, and sent out from there::
 
     read    rank 0: "send blocks 4, 7" --> the other ranks copy them to the host, and send them
@@ -61,7 +61,8 @@ class _Axes:
 
     def parts(self, rows: Rows, num_heads: int) -> list[Rows]:
         """Return the keys and the values of blocks: views of ``[blocks, layers, tokens, heads, bytes]``."""
-        by_layer = rows.reshape(len(rows), self.num_layers, -1)
+        own = self.num_layers * self.block_size * num_heads * sum(self.head_nbytes)
+        by_layer = rows[:, :own].reshape(len(rows), self.num_layers, -1)
         parts, begin = [], 0
         for nbytes in self.head_nbytes:
             end = begin + self.block_size * num_heads * nbytes
@@ -98,7 +99,8 @@ class WholeBlocks:
                 self._axes = _Axes(shape.num_layers, block_size, (key_dim * size, value_dim * size))
                 self._num_heads = shape.num_heads
                 self._width = heads_of_rank(shape.num_heads, num_ranks, 0).count
-                self.rank_nbytes = self.nbytes // shape.num_heads * self._width
+                self._beside = self.nbytes - shape.companion_offsets(block_size)[0]
+                self.rank_nbytes = (self.nbytes - self._beside) // shape.num_heads * self._width + self._beside
             case LatentShape() | StateShape():
                 self.rank_nbytes = self.nbytes
             case _:
@@ -122,6 +124,7 @@ class WholeBlocks:
                 if each.source_rank == rank:
                     heads = source[:, :, :, each.source_head : each.source_head + each.count]
                     target[:, :, :, each.target_head : each.target_head + each.count] = heads
+        whole[:, self.nbytes - self._beside :] = rows[:, self.rank_nbytes - self._beside :]
 
     def cut(self, whole: Rows, rank: int) -> Rows:
         """Return the blocks of a rank, uint8 ``[n, rank_nbytes]``: a copy of its heads, or the blocks as given."""
@@ -134,6 +137,7 @@ class WholeBlocks:
             for each in head_slices(self._num_heads, 1, self._num_ranks, rank):
                 heads = source[:, :, :, each.source_head : each.source_head + each.count]
                 target[:, :, :, each.target_head : each.target_head + each.count] = heads
+        rows[:, self.rank_nbytes - self._beside :] = whole[:, self.nbytes - self._beside :]
         return rows
 
 
