@@ -78,7 +78,7 @@ OTHER_TRANSFORMERS ?= 5.16.1 5.17.0 5.20.2 5.24.0
 OTHERS := $(OTHER_TRANSFORMERS:%=.venv/transformers-%)
 PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 ANY_TRANSFORMERS := test_probe or test_self_test or test_processors or reads_from_its_folder or all_answers_are_right or (test_a_family and \
-	(llama4_text or mistral or gemma2 or gpt_oss or deepseek_v3 or falcon_h1 or qwen3_next))
+	(llama4_text or mistral or gemma2 or gpt_oss or deepseek_v3] or falcon_h1 or qwen3_next))
 
 .venv/transformers-%/.installed: $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)

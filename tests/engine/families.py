@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-__all__ = ["BASE", "CONFIGS", "MORE", "make_model", "moved", "shake"]
+__all__ = ["BASE", "CONFIGS", "MORE", "SPARSE", "make_model", "moved", "shake"]
 
 Config = dict[str, Any]
 
@@ -171,7 +171,51 @@ HYBRIDS: Final[dict[str, Config]] = {
         "chunk_size": 8,
     },
 }
-CONFIGS: Final[dict[str, Config]] = {**ATTENTION_ONLY, **HYBRIDS}
+INDEXER: Final[Config] = {
+    **ATTENTION_ONLY["deepseek_v3"],
+    "num_hidden_layers": 3,
+    "n_shared_experts": 1,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "index_topk": 8,
+    "index_n_heads": 32,  # so many that no two keys have a score of zero, among which any order is right
+    "index_head_dim": 16,
+}
+SPARSE: Final[dict[str, Config]] = {
+    "axk2": {**INDEXER, "gated_norm_rank": 8},
+    "deepseek_v32": INDEXER,
+    "dots3_note_text": {
+        **INDEXER,
+        "n_group": 1,
+        "shared_experts_intermediate_size": 24,
+        "sliding_window": 12,
+        "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention"],
+        "per_layer_config": {},
+        "head_dim": 16,
+    },
+    "glm_moe_dsa": {**INDEXER, "indexer_types": ["full", "shared", "full"]},
+    "hy_v4": {**INDEXER, "indexer_types": ["full", "full", "shared"], "hc_mult": 2},
+    "qwen4_exp_text": {
+        **HYBRIDS["qwen3_next"],
+        "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
+        "num_hidden_layers": 4,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "indexer_n_heads": 16,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 32,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 50,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 1,
+        "eos_token_id": 198,
+    },
+}
+"""An indexer selects 8 tokens of those before each; in Qwen4 four blocks of two, beside the last tokens."""
+CONFIGS: Final[dict[str, Config]] = {**ATTENTION_ONLY, **HYBRIDS, **SPARSE}
 MORE: Final[dict[str, Config]] = {
     "apertus": {},
     "arcee": {},

@@ -169,6 +169,12 @@ def test_what_does_not_fit_is_refused_with_a_reason(model: PreTrainedModel) -> N
         (small(max_position_embeddings=79), {}, ConfigurationError, "79 positions, and sequences may have 80 tokens"),
         (meta, {}, ConfigurationError, "LlamaForCausalLM is on meta, and LlamaForCausalLM on cpu: move the"),
         (make_model("bamba"), {}, UnsupportedModelError, "the draft model BambaForCausalLM has recurrent layers"),
+        (
+            make_model("deepseek_v32"),
+            {},
+            UnsupportedModelError,
+            "draft model DeepseekV32ForCausalLM has sparse attention",
+        ),
         (training, {}, UnsupportedModelError, "the draft model cannot be used: LlamaForCausalLM is in training mode"),
         (model, {"speculation": PromptLookup()}, ConfigurationError, "a draft model and `speculation` both guess"),
         (model, {"num_draft_tokens": 65}, ConfigurationError, "num_draft_tokens must be at most 64, got 65"),

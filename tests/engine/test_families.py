@@ -13,12 +13,12 @@ from tests.engine.serving import CONFIG, PROMPTS, REPETITIVE, compare, poison, r
 NUM_BLOCKS = {"mistral": 12, "phi3": 12}
 """Of families that keep windows alone, which need fewer."""
 
-SPECULATED = {"llama", "mistral", "gemma2", "deepseek_v3", "bamba"}
+SPECULATED = {"llama", "mistral", "gemma2", "deepseek_v3", "bamba", "deepseek_v32"}
 """Families whose guesses are judged in every run of the tests, one for each kind of layers: all attention, windows
-alone, both, latents, states. Those of others are judged in the long tests.
+alone, both, latents, states, indexers. Those of others are judged in the long tests.
 """
-EACH_TIME = SPECULATED | {"llama4_text", "gpt_oss", "falcon_h1", "qwen3_next"}
-"""Families whose answers are judged in every run: also chunks, sinks, and other states."""
+EACH_TIME = SPECULATED | {"llama4_text", "gpt_oss", "falcon_h1", "qwen3_next", "qwen4_exp_text"}
+"""Families whose answers are judged in every run: also chunks, sinks, other states, and an indexer beside states."""
 
 
 @pytest.mark.parametrize("name", long_but(EACH_TIME, CONFIGS))
@@ -76,6 +76,23 @@ def test_further_families_do_so_as_well(name: str) -> None:
     poison(llm)
     requests, _ = serve(llm)
     compare(requests, reference(model, PROMPTS))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32"])
+def test_a_prompt_hits_what_another_one_computes_in_the_same_step(name: str) -> None:
+    """The one that hits has the lower row: rows are handed out anew, the last one first."""
+    model = make_model(name)
+    llm = LLM(model, replace(CONFIG, num_blocks=60, max_batched_tokens=64))
+    params = SamplingParams(max_tokens=6)
+    llm.generate([[3, 4], [5, 6]], SamplingParams(max_tokens=1))
+    poison(llm)
+    prompts = [PROMPTS[0], PROMPTS[4]]
+    requests = llm.submit(prompts, params)
+    record = llm.step()
+    assert (record.num_prefilled, record.num_hit_tokens) == (len(PROMPTS[0]) + 5, 24), "both are in one step"
+    while llm.core.has_work:
+        llm.step()
+    compare(requests, reference(model, prompts, 6))
 
 
 HITS_ANSWERS = {"bamba": True, "zamba2": False, "nemotron_h": False}

@@ -54,7 +54,10 @@ def test_of_a_prompt_that_was_never_stored_nothing_is_listed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("family", "num_tokens"),
-    long_but([("gemma3_text", 68), ("lfm2", 64)], [("llama", 64), ("gemma3_text", 68), ("lfm2", 64)]),
+    long_but(
+        [("gemma3_text", 68), ("lfm2", 64)],
+        [("llama", 64), ("gemma3_text", 68), ("lfm2", 64), ("deepseek_v32", 64)],
+    ),
 )
 def test_a_process_computes_a_prompt_and_a_running_engine_decodes_it(
     family: str, num_tokens: int, tmp_path: Path

@@ -73,6 +73,9 @@ def test_a_step_that_does_not_fit_is_refused_with_the_numbers() -> None:
 def test_eight_bits_are_refused_on_a_cpu() -> None:
     with pytest.raises(ConfigurationError, match="kv_dtype 'fp8' needs the kernels of a GPU"):
         LLM(make_model("llama"), replace(CONFIG, kv_dtype="fp8"))
+    groups = LLM(make_model("deepseek_v32"), CONFIG).groups
+    with pytest.raises(ConfigurationError, match="not for models whose indexers select keys"):
+        replace(CONFIG, kv_dtype="fp8").stored(groups, torch.device("cuda"))
 
 
 def test_another_type_is_refused() -> None:

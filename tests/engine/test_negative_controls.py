@@ -9,6 +9,7 @@ import torch
 
 from pagedkv.attention import CPUBackend
 from pagedkv.engine import LLM, SamplingParams
+from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.errors import EngineError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, compare, reference, serve
@@ -37,12 +38,26 @@ def forget_sinks(llm: LLM) -> None:
     backend.attend = without  # type: ignore[assignment,method-assign]
 
 
+def select_all(llm: LLM) -> None:
+    """Let an indexer select every key."""
+    new_pass = llm.core._parts.runner._forward_pass
+
+    def without(*given: Any) -> ForwardPass:  # noqa: ANN401 - as a pass is made
+        made = new_pass(*given)
+        assert made.rows is not None
+        made.rows.selected = lambda _: made.rows.mask  # type: ignore[method-assign,union-attr]
+        return made
+
+    llm.core._parts.runner._forward_pass = without  # type: ignore[method-assign,assignment]
+
+
 BROKEN: dict[str, tuple[str, Callable[[LLM], Any]]] = {
     "no window": ("mistral", lambda llm: break_layers(llm, window=0)),
     "a window that is too short": ("mistral", lambda llm: break_layers(llm, window=11)),
     "no chunk": ("llama4_text", lambda llm: break_layers(llm, chunk=0)),
     "no soft cap": ("gemma2", lambda llm: break_layers(llm, soft_cap=0.0)),
     "no sinks": ("gpt_oss", forget_sinks),
+    "no selection": ("deepseek_v32", select_all),
     "another scale": ("llama", lambda llm: break_layers(llm, scale=0.3)),
 }
 
@@ -66,6 +81,22 @@ def test_a_hit_on_other_content_is_noticed(name: str) -> None:
     for pool in llm.core.executor.storage.pools.values():
         content = pool.device_bytes[pool.block_nbytes :].view(torch.float32)
         content[~content.isnan()] *= 1.5
+    requests, records = serve(llm, shared[1:], params)
+    assert sum(record.num_hit_tokens for record in records) >= 16
+    with pytest.raises(AssertionError):
+        compare(requests, reference(model, shared[1:]))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "qwen4_exp_text"])
+def test_a_hit_on_other_keys_of_an_indexer_is_noticed(name: str) -> None:
+    """As where something that moves blocks leaves their companions out."""
+    model, shared = make_model(name), PROMPTS[:2]
+    llm = LLM(model, ROOMY)
+    params = SamplingParams(max_tokens=20)
+    compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
+    for place in llm.groups.indexers.values():
+        keys = llm.core.executor.storage.companion(place.group, place.name, place.index)
+        keys[1:] = keys[1:].flip(1)
     requests, records = serve(llm, shared[1:], params)
     assert sum(record.num_hit_tokens for record in records) >= 16
     with pytest.raises(AssertionError):

@@ -14,7 +14,7 @@ from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import KVStorage, Transfers
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.engine.forward_pass import ForwardPass
-from pagedkv.engine.unfoldings import AbsorbedLatents, Unfoldings, read_unfoldings
+from pagedkv.engine.unfoldings import AbsorbedLatents, Unfoldings, latents_to_absorb, read_unfoldings
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
 from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel, listening
@@ -283,3 +283,12 @@ def test_without_latents_there_is_nothing_to_read() -> None:
     found = read_unfoldings(make_model("llama"), {})
     assert not found.by_layer
     assert not found.reasons
+
+
+def test_latents_that_an_indexer_selects_from_are_unfolded_by_the_model() -> None:
+    model = make_model("dots3_note_text")
+    llm = LLM(model, replace(CONFIG, absorb_latents=True))
+    absorbed = latents_to_absorb(model, llm.groups, wanted=True, is_sharded=False)
+    assert (sorted(llm.groups.latents), sorted(absorbed)) == ([0, 1, 2], [1])
+    poison(llm)
+    compare(serve(llm)[0], reference(model, PROMPTS))

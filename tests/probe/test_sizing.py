@@ -9,17 +9,18 @@ from typing import Any, cast
 import pytest
 import torch
 
+from pagedkv.device import StateShape
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.families import FAMILIES
 from pagedkv.models.reader import memory_by_table
 from pagedkv.planner.models import read_model
-from pagedkv.probe import compat
+from pagedkv.probe import compat, probing
 from pagedkv.probe.layers import ModelLayers, group_layers
 from pagedkv.probe.probing import probe
 from pagedkv.probe.sizing import memory_of
 from tests.choosing import long_but
-from tests.engine.families import CONFIGS
+from tests.engine.families import CONFIGS, SPARSE
 from tests.engine.family_matrix.tiny import make_tiny
 from tests.models.configs import PUBLISHED
 from tests.models.published import KEPT, UNKNOWN, Config
@@ -163,17 +164,44 @@ def test_sparse_and_compressed_attention_is_seen_alike(name: str) -> None:
     assert replace(without, sources=sources) == replace(with_weights, sources=sources)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("deepseek_v32", r"layer 0 keeps keys of an indexer \(sparse attention\) beside its keys and values"),
-        ("deepseek_v4", "layer 0 keeps compressed entries beside its keys and values"),
-    ],
-)
-def test_an_engine_refuses_what_has_no_blocks(name: str, message: str) -> None:
-    layers: ModelLayers = probe(make_tiny(name))
-    with pytest.raises(UnsupportedModelError, match=message):
+def test_an_engine_refuses_what_has_no_blocks() -> None:
+    layers: ModelLayers = probe(make_tiny("deepseek_v4"))
+    with pytest.raises(UnsupportedModelError, match="layer 0 keeps compressed entries beside its keys and values"):
         group_layers(layers, 16, 1024)
+
+
+WITH_INDEXERS = ("DeepSeek-V3.2", "GLM-5")
+
+
+@pytest.mark.parametrize("name", [*WITH_INDEXERS, *long_but(("glm_moe_dsa", "qwen4_exp_text"), SPARSE)])
+def test_an_engine_s_blocks_have_the_bytes_of_a_plan_with_the_keys_of_indexers(name: str) -> None:
+    if name in WITH_INDEXERS:
+        config, token_nbytes, _ = KEPT[name]
+        model = compat.make_without_weights(compat.decoder_config(config), "bfloat16")
+    else:
+        model = make_tiny(name)
+        token_nbytes = sized(json.loads(json.dumps(model.config.to_dict() | {"dtype": "float32"}, default=str)))
+    groups = group_layers(probe(model), 16, 1024)
+    assert groups.indexers
+    for spec, shape in zip(groups.specs, groups.shapes, strict=True):
+        if spec.pool in token_nbytes and not isinstance(shape, StateShape):
+            assert shape.block_nbytes(16) == 16 * token_nbytes[spec.pool]
+            bare = replace(shape, companions=())
+            assert (bare.block_nbytes(16) < 16 * token_nbytes[spec.pool]) == bool(shape.companions)
+
+
+def test_a_layer_that_selects_without_telling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = probing._Recorder.attend
+
+    def untold(recorder: Any, *given: Any) -> torch.Tensor:  # noqa: ANN401 - as models call it
+        options = {name: value for name, value in given[-1].items() if name != "indices"}
+        return attend(recorder, *given[:-1], options)
+
+    monkeypatch.setattr(probing._Recorder, "attend", untold)
+    with pytest.raises(
+        UnsupportedModelError, match="attention call 0 is not told which keys its layer's indexer selects"
+    ):
+        probe(make_tiny("deepseek_v32"))
 
 
 def test_a_lost_window_is_noticed() -> None:

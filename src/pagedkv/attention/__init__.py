@@ -8,6 +8,7 @@ In the order in which data flows::
     on_gpu      Triton's kernels, for decoding rows and prompts alike
     flash_infer, varlen   kernels of other packages, if preferred and usable; facts
     selection   chooses the back end of a storage
+    selected    attention to the keys that a model's indexer selects, in rows
     unfolding   attention to latents without unfolding them, by matrices read from a model
 
 The package does not depend on models and schedulers. A back end takes a layer's number and a step's metadata; it never
@@ -23,6 +24,7 @@ from pagedkv.attention.backend import AttentionBackend, AttentionLayer, GroupMet
 from pagedkv.attention.cpu import CPUBackend
 from pagedkv.attention.on_gpu import TritonBackend
 from pagedkv.attention.reference import ReferenceBackend, gather, spans
+from pagedkv.attention.selected import KeysInRows
 from pagedkv.attention.selection import LayerChoice, PreferringBackend, backend_for
 from pagedkv.attention.unfolding import Unfolding, UnfoldingReader
 
@@ -31,6 +33,7 @@ __all__ = [
     "AttentionLayer",
     "CPUBackend",
     "GroupMetadata",
+    "KeysInRows",
     "KnownRanges",
     "LayerChoice",
     "PreferringBackend",

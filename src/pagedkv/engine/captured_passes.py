@@ -384,7 +384,7 @@ def what_prevents_graphs(groups: EngineGroups, device: torch.device, *, are_want
         return "capture_steps is off"
     if device.type != "cuda":
         return f"there are no CUDA graphs on {device.type}"
-    return groups.varying_shapes if groups.unfolds else None
+    return groups.varying_shapes if groups.unfolds or groups.sparse else None
 
 
 def most_captured(max_tokens: int) -> int:

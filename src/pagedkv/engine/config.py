@@ -228,6 +228,8 @@ class EngineConfig:
             return groups
         if device.type != "cuda":
             raise ConfigurationError(f"kv_dtype 'fp8' needs the kernels of a GPU, and the model is on {device}")
+        if groups.sparse:
+            raise ConfigurationError("kv_dtype 'fp8' is not for models whose indexers select keys: leave it out")
         scaling: Literal["tensor", "head"] = "tensor" if self.kv_scales is None else "head"
         shapes = [
             replace(shape, dtype=torch.float8_e4m3fn, scaling=scaling) if isinstance(shape, KeyValueShape) else shape

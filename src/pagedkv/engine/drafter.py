@@ -122,7 +122,7 @@ def paired(groups: EngineGroups, draft: compat.Model, draft_groups: EngineGroups
         among them. The names of its pools are prefixed with "draft:".
 
     Raises:
-        UnsupportedModelError: the draft model has recurrent layers.
+        UnsupportedModelError: the draft model has recurrent layers, or sparse attention.
         ConfigurationError: it has another vocabulary.
     """
     if draft_groups.num_vocabulary != groups.num_vocabulary:
@@ -134,6 +134,11 @@ def paired(groups: EngineGroups, draft: compat.Model, draft_groups: EngineGroups
         raise UnsupportedModelError(
             f"the draft model {type(draft).__name__} has recurrent layers, whose states would have to be restored "
             "after each refused draft: use a draft model with attention layers only"
+        )
+    if draft_groups.sparse:
+        raise UnsupportedModelError(
+            f"the draft model {type(draft).__name__} has sparse attention, whose sequences need rows of their own: use "
+            "a draft model without an indexer"
         )
     first = len(groups.specs)
     specs = tuple(replace(spec, pool=f"{POOL_PREFIX}{spec.pool}") for spec in draft_groups.specs)

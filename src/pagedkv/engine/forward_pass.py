@@ -12,6 +12,9 @@ with them::
 
     update(latents of this pass)  ->  | sequence 0: positions 0 .. end | sequence 1: 0 .. end | ...
 
+Where an indexer selects what is attended to, sequences are in rows, and what the model reads is padded to the longest
+(:mod:`pagedkv.attention.selected`): the keys of the indexer, and the latents of the layers that it selects for.
+
 The cache object passes updates on to the pass under way, and keeps only its recurrent states. Layers without state are
 those of the dense cache, since models look at their types.
 """
@@ -21,7 +24,7 @@ from typing import Any, final
 
 import torch
 
-from pagedkv.attention import AttentionBackend, StepMetadata, Unfolding, gather, spans
+from pagedkv.attention import AttentionBackend, KeysInRows, StepMetadata, Unfolding, gather, spans
 from pagedkv.device import Transfers
 from pagedkv.errors import EngineError
 from pagedkv.probe import compat
@@ -40,6 +43,9 @@ class ForwardPass:
         positions: int64 ``[rows, tokens of a row]``.
         unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: none.
         add_up: sums a tensor over all ranks, in place, for compiled layers; None: there is one rank.
+
+    Attributes:
+        rows: what the rows see of their sequences, where an indexer selects what is attended to; None: none does.
     """
 
     def __init__(
@@ -61,6 +67,10 @@ class ForwardPass:
         self._positions = positions
         self._num_calls = 0
         self._begun = -1
+        self.rows: KeysInRows | None = None
+        if groups.sparse:
+            layer = groups.attention[min(groups.sparse)]
+            self.rows = KeysInRows(layer, step.groups[layer.group], positions)
 
     @property
     def offsets(self) -> torch.Tensor:
@@ -85,12 +95,14 @@ class ForwardPass:
         options: dict[str, Any],
     ) -> torch.Tensor:
         """Compute the next call: ``[rows, heads, tokens, dim]`` -> ``[rows, tokens, heads, value_dim]``."""
-        del module, mask
+        del module
         number = self._num_calls
         if number >= len(self._groups.attention):
             raise EngineError(f"the model calls attention {number + 1} times in a pass, {number} when it was probed")
         self._num_calls += 1
         unfolding = self._unfoldings.get(number)
+        if number in self._groups.sparse:
+            return self._attend_selected(number, query, key, value, mask, options)
         if unfolding is not None:
             out = unfolding.attend(self._backend, number, _flat(query), self._step)
         elif self._groups.attention[number].is_latent:
@@ -136,6 +148,41 @@ class ForwardPass:
             )
         return logits
 
+    # Selected keys
+
+    def update_indexer(self, layer_idx: int, keys: torch.Tensor) -> torch.Tensor:
+        """Write the keys of a layer's indexer, ``[rows, tokens, dim]``; return all that the rows see of them."""
+        assert self.rows is not None, f"the indexer of layer {layer_idx} was not found by the probe"
+        place = self._groups.indexers[layer_idx]
+        group = self._step.groups[place.group]
+        self._transfers.write_companion(place.group, place.name, place.index, keys.flatten(0, 1), group.slot_mapping)
+        return self.rows.read(self._transfers.storage.companion(place.group, place.name, place.index), group)
+
+    def _attend_selected(
+        self,
+        number: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: object,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """Compute a call whose keys an indexer has selected, by indices or by a mask that it returns."""
+        layer, rows = self._groups.attention[number], self.rows
+        indices = options.get("indices")
+        assert rows is not None, f"call {number} is sparse, and the pass has no rows"
+        if isinstance(indices, torch.Tensor):
+            seen = rows.selected(indices)
+        elif isinstance(mask, torch.Tensor) and mask is not rows.mask and mask.dtype is torch.bool:
+            seen = mask
+        else:
+            raise EngineError(f"the model tells attention call {number} not which keys its indexer selects")
+        if not layer.is_latent:
+            storage, group = self._transfers.storage, self._step.groups[layer.group]
+            views = storage.keys(layer.group, layer.index), storage.values(layer.group, layer.index)
+            key, value = (rows.read(blocks, group).transpose(1, 2).to(query.dtype) for blocks in views)
+        return rows.attend(layer, query, key, value, seen, options.get("s_aux"))
+
     # Latents
 
     def _update_latents(
@@ -148,6 +195,10 @@ class ForwardPass:
         if number in self._unfoldings:
             return key, value
         blocks = self._transfers.storage.latents(place.group, place.index)
+        if self.rows is not None and number in self._groups.sparse:
+            whole = self.rows.read(blocks, group)[:, None]
+            first, second = torch.split(whole, list(self._groups.latents[layer_idx]), dim=-1)
+            return first, second
         seen = torch.cat([gather(blocks, group, span) for span in spans(self._groups.attention[number], group)])
         first, second = torch.split(seen[None, None], list(self._groups.latents[layer_idx]), dim=-1)
         return first, second
@@ -174,6 +225,18 @@ class PagedCache(compat.Cache):
         super().__init__(layers=list(self._pristine))
         self.forward_pass: ForwardPass | None = None
 
+    def begin(self, forward_pass: ForwardPass) -> None:
+        """Make a pass the one under way."""
+        self.forward_pass = forward_pass
+        if forward_pass.rows is not None:
+            compat.place_indexers(self, forward_pass.rows.positions)
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """The causal mask of the pass under way, which indexers read; None where there are none."""
+        rows = None if self.forward_pass is None else self.forward_pass.rows
+        return None if rows is None else rows.mask
+
     def load_states(self, states: Mapping[int, compat.State], recurrent: Iterable[int], *, is_prompt: bool) -> None:
         """Set the states of recurrent layers, before a pass.
 
@@ -199,6 +262,12 @@ class PagedCache(compat.Cache):
         if self.forward_pass is None:
             raise EngineError("the engine's cache was used outside of a step")
         return self.forward_pass.update(layer_idx, key_states, value_states)
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Pass the keys of an indexer on to the pass under way."""
+        if self.forward_pass is None:
+            raise EngineError("the engine's cache was used outside of a step")
+        return self.forward_pass.update_indexer(layer_idx, indexer_key_states)
 
     def get_seq_length(  # type: ignore[override]  # a tensor, where a layer adds it to places
         self, layer_idx: int | None = None

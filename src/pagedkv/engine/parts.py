@@ -63,7 +63,7 @@ class EngineParts:
 
     Raises:
         ConfigurationError: memory or limits that cannot work.
-        UnsupportedModelError: the model is to be compiled, and cannot be.
+        UnsupportedModelError: the model is to be compiled, and cannot be; or it is split, and has indexers.
     """
 
     def __init__(
@@ -75,6 +75,11 @@ class EngineParts:
         ranks: RankGroup | None,
         draft: DraftModel | None,
     ) -> None:
+        if ranks is not None and groups.sparse:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has indexers that select keys, which were never compared on several ranks: "
+                "serve it on one"
+            )
         may_fall_back = config.compile_model is None
         config, self.choices = chosen_for(config, groups, model.device)
         self.config, self._model = config, model

@@ -27,6 +27,9 @@ decode, ``[n, 1]``, and one for each piece of a prompt. Pieces end where states 
 A state is kept after every draft. So with drafts the decoding sequences take several passes, of one token each, as many
 as the longest of them has tokens.
 
+Where an indexer selects what is attended to, its scores are of rows too: decoding sequences with equally many drafts
+are a pass, ``[n, 1 + drafts]``, and each prompt is one.
+
 Log-probabilities of prompts need the logits of all their tokens, some at a time, so a model's head is called by itself.
 What a model does behind its body (a bias, a soft cap, a scale) is its own code and known to no one else. So the body is
 watched while it answers a pass, and for each further slice of the vocabulary's work the model is called once more with
@@ -205,7 +208,7 @@ class _Piece:
     Args:
         tokens: their places in the flat row of the step, ascending.
         places: their sequences; ranges: the positions of each sequence.
-        is_batch: whether they are one token of each sequence; else they are all of one sequence.
+        is_batch: whether they are equally many tokens of each sequence; else they are all of one sequence.
         is_prompt: whether recurrent layers compute them as a prompt, even a single token.
     """
 
@@ -218,7 +221,8 @@ class _Piece:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and tokens of a row."""
-        return (len(self.tokens), 1) if self.is_batch else (1, len(self.tokens))
+        rows = len(self.places) if self.is_batch else 1
+        return rows, len(self.tokens) // rows
 
 
 class StateBlocks(NamedTuple):
@@ -472,7 +476,7 @@ class ModelRunner:
         """
         positions = plan.compute.positions().astype(np.int64)
         wanted = batch.wanted
-        if not (self._groups.states or scorings or is_scored):
+        if not (self._groups.in_rows or scorings or is_scored):
             with torch.inference_mode(), self.borrowed.calling(self._implementation):
                 return self._compute_flat(inputs, batch, positions)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
@@ -484,7 +488,7 @@ class ModelRunner:
                     return logits
             step = StepMetadata.of(inputs)
             token_ids = self._token_ids(batch)
-            if not self._groups.states:
+            if not self._groups.in_rows:
                 piece = _Piece(np.arange(len(batch.token_ids)), (), (), is_batch=False, is_prompt=False)
                 return self._run(piece, step, {}, token_ids, positions, wanted, scorings)
             answers = []
@@ -573,7 +577,7 @@ class ModelRunner:
         where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
         forward_pass = self._forward_pass(step, where)
         states = self._read_states(piece, blocks)
-        self._cache.forward_pass = forward_pass
+        self._cache.begin(forward_pass)
         self._cache.load_states(states, self._groups.states, is_prompt=piece.is_prompt)
         watched = watched_head(self._model) if scorings else nullcontext()
         with watched as head:
@@ -593,7 +597,7 @@ class ModelRunner:
         Returns logits in the model's type: ``[wanted, vocabulary]``.
         """
         forward_pass = self._forward_pass(step, positions)
-        self._cache.forward_pass = forward_pass
+        self._cache.begin(forward_pass)
         call = self._call_model if self._compiled is None else self._compiled.logits
         return forward_pass.run(call, token_ids, positions, wanted)
 
@@ -602,10 +606,13 @@ class ModelRunner:
         return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings, self._add_up)
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        given = {} if self._cache.mask is None else {"attention_mask": self._cache.mask}
         with self.products.in_place():
-            return compat.forward(self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions)
+            return compat.forward(
+                self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions, **given
+            )
 
-    # Recurrent layers
+    # Rows of one sequence each
 
     def _decode_pass(
         self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
@@ -626,6 +633,9 @@ class ModelRunner:
         offsets = plan.compute.offsets()
         ranges = list(zip(plan.compute.starts.tolist(), plan.compute.ends.tolist(), strict=True))
         decoding = sorted(batch.decoding.tolist())
+        if not self._groups.states:
+            yield from _rows_of_equal_length(offsets, ranges, decoding)
+            return
         if decoding and self._decodes_together:
             longest = max(ranges[place][1] - ranges[place][0] for place in decoding)
             for step in range(longest):
@@ -693,6 +703,24 @@ def _decodes_one_each(batch: FlatBatch) -> bool:
 
 def _sum_nothing(partial: torch.Tensor) -> None:
     del partial
+
+
+def _rows_of_equal_length(
+    offsets: npt.NDArray[np.integer], ranges: Sequence[tuple[int, int]], decoding: Sequence[int]
+) -> Iterator[_Piece]:
+    """Split a step without states into passes: decoding sequences with equally many drafts together, prompts alone.
+
+    A prompt may hit blocks that another one computes in this step. That one begins before the end of the hit, so
+    prompts are computed in the order of their first positions.
+    """
+    together: dict[int, list[int]] = {}
+    for place in decoding:
+        together.setdefault(ranges[place][1] - ranges[place][0], []).append(place)
+    prompts = sorted({*range(len(ranges))}.difference(decoding), key=lambda place: ranges[place][0])
+    for places in (*together.values(), *([place] for place in prompts)):
+        tokens = np.concatenate([np.arange(offsets[place], offsets[place + 1], dtype=np.int64) for place in places])
+        if len(tokens):
+            yield _Piece(tokens, places, [ranges[place] for place in places], is_batch=True, is_prompt=False)
 
 
 @contextmanager

@@ -140,4 +140,11 @@ def latents_to_absorb(
     if is_sharded and wanted and groups.latents:
         raise ConfigurationError("absorb_latents needs a whole model, and this one is split among ranks: leave it out")
     on_gpu = model.device.type == "cuda" and not is_sharded
-    return groups.latents if (on_gpu if wanted is None else wanted) else {}
+    selected = {groups.attention[number] for number in groups.sparse}  # read by the model's own unfolding
+    places = {(layer.group, layer.index) for layer in selected}
+    latents = {
+        layer_idx: widths
+        for layer_idx, widths in groups.latents.items()
+        if (groups.sources[layer_idx].group, groups.sources[layer_idx].index) not in places
+    }
+    return latents if (on_gpu if wanted is None else wanted) else {}

@@ -69,6 +69,7 @@ __all__ = [
     "load_tokenizer",
     "make_llama",
     "make_without_weights",
+    "place_indexers",
     "position_rules",
     "register",
     "rust_tokenizer",
@@ -215,6 +216,17 @@ def has_indexer(layer: object) -> bool:
     return hasattr(layer, "update_indexer")
 
 
+def place_indexers(cache: Cache, positions: torch.Tensor) -> None:
+    """Tell a cache's indexers the positions of the keys that are read, ``[rows, keys]``, where a model asks for them.
+
+    A model that rotates the keys of its indexers when they are read (Qwen4) keeps the positions of all tokens in its
+    first such layer, three for each, and appends those of the pass.
+    """
+    first: Any = next((layer for layer in cache.layers if has_indexer(layer)), None)
+    if first is not None and hasattr(first, "indexer_position_ids"):
+        first.indexer_position_ids = positions.expand(3, -1, -1)
+
+
 def compressed_entries(layer: Any) -> Iterator[tuple[int, int, torch.dtype, int, int]]:  # noqa: ANN401 - of transformers
     """Tell what a layer of a cache that compresses tokens keeps of them, after a pass; nothing of other layers.
 
@@ -234,9 +246,11 @@ def foreign_layers(cache: Cache) -> list[str]:
 
 
 def empty_layer(like: Any) -> Any:  # noqa: ANN401 - of transformers
-    """Make a recurrent layer of a cache anew, as one is; some have a window of keys beside their state."""
-    window = getattr(like, "sliding_window", None)
-    return type(like)() if window is None else type(like)(sliding_window=window)
+    """Make a recurrent layer of a cache anew, as one is; some have a window of keys, or several states of each kind."""
+    given = {"sliding_window": like.sliding_window} if getattr(like, "sliding_window", None) is not None else {}
+    if len(like.conv_states) > 1:
+        given["number_of_states"] = len(like.conv_states)
+    return type(like)(**given)
 
 
 def windows_of(cache: Cache) -> set[int]:
@@ -392,9 +406,10 @@ def longest_sequence(model: Model) -> int | None:
 
 
 def extents(model: Model) -> list[int]:
-    """List the windows and chunks that a model's config names, whether or not a layer uses them."""
+    """List the windows, chunks and budgets of indexers that a model's config names, whether or not they are used."""
     config = model.config.get_text_config(decoder=True)
-    given = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    names = ("sliding_window", "attention_chunk_size", "index_topk", "indexer_budget")
+    given = (getattr(config, name, None) for name in names)
     return [extent for extent in given if isinstance(extent, int)]
 
 

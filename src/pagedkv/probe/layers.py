@@ -6,18 +6,20 @@ source of its own. A *source* is what one call of ``Cache.update`` keeps.
 
 Layers with one rule and equal shapes are a group, which shares a block table. Groups, and their pools, are named as in
 :mod:`pagedkv.models`, so that a model has the same groups in a replay of a trace and in the engine. Layers of one rule
-whose keys have different shapes are separate groups: ``full``, ``full:2``.
+whose keys have different shapes are separate groups: ``full``, ``full:2``. The keys of a layer's indexer are a
+companion of its group's blocks: they belong to the same tokens.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, assert_never, get_args
 
 import torch
 
 from pagedkv.attention import AttentionLayer
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
+from pagedkv.device import Companion, GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
 from pagedkv.errors import UnsupportedModelError
 
 RuleKind: TypeAlias = Literal["full", "window", "chunk"]
@@ -68,6 +70,7 @@ class CallSpec:
         has_sinks: whether each head has a sink.
         rule: the positions that it attends to.
         pair_width: elements of a query's and a value's vector, as each head multiplies them for one key.
+        is_sparse: whether it attends to those keys alone that an indexer selects for each query.
     """
 
     source: int
@@ -78,6 +81,7 @@ class CallSpec:
     has_sinks: bool
     rule: Rule
     pair_width: int
+    is_sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,15 @@ class LayerPlace:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class CompanionPlace:
+    """The place of an indexer's keys: layer ``index`` of a companion of a group's blocks."""
+
+    group: int
+    name: str
+    index: int
+
+
 RULE_ORDER: Final[tuple[RuleKind, ...]] = get_args(RuleKind)
 
 
@@ -159,6 +172,8 @@ class EngineGroups:
         states: place of each recurrent layer's state, by the same.
         latents: widths of the two latent vectors, by the same; none for layers without.
         num_vocabulary: columns of the model's logits.
+        indexers: place of the keys by which an indexer selects what a layer attends to, by the same.
+        sparse: numbers of the attention calls that attend to what an indexer selects.
         absorbed: layers with latents that are attended to without unfolding them, by the same.
     """
 
@@ -170,7 +185,14 @@ class EngineGroups:
     states: dict[int, LayerPlace]
     latents: dict[int, tuple[int, int]]
     num_vocabulary: int
+    indexers: Mapping[int, CompanionPlace] = field(default_factory=dict)
+    sparse: frozenset[int] = frozenset()
     absorbed: frozenset[int] = frozenset()
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether a pass has each sequence in a row of its own, all of equal length; else all in one flat row."""
+        return bool(self.states or self.sparse)
 
     @property
     def unfolds(self) -> bool:
@@ -180,6 +202,8 @@ class EngineGroups:
     @property
     def varying_shapes(self) -> str | None:
         """Why passes over equally many tokens have tensors of different shapes; None if the shapes are equal."""
+        if self.sparse:
+            return "an indexer scores all positions that a step sees, whose number differs from step to step"
         if self.unfolds:
             return "the model unfolds latents of all positions that a step sees, whose number differs from step to step"
         if self.states:
@@ -198,15 +222,14 @@ def group_layers(
         num_draft_states: states that a sequence may have beside its own, for guessed tokens.
 
     Raises:
-        UnsupportedModelError: one source is read by several rules, or attention is sparse.
+        UnsupportedModelError: one source is read by several rules, or what a layer keeps has no place in blocks.
         ConfigurationError: a size is out of range.
     """
-    if layers.entries:
-        first = layers.entries[0]
-        what = "keys of an indexer (sparse attention)" if first.ratio == 1 else "compressed entries"
+    compressed = next((each for each in layers.entries if each.ratio > 1), None)
+    if compressed is not None:
         raise UnsupportedModelError(
-            f"layer {first.layer_idx} keeps {what} beside its keys and values, for which blocks have no place here; "
-            "paged memory would answer wrongly. docs/engine.md lists what is supported"
+            f"layer {compressed.layer_idx} keeps compressed entries beside its keys and values, for which blocks have "
+            "no place here; paged memory would answer wrongly. docs/engine.md lists what is supported"
         )
     one = next((source for source in layers.sources if not source.value_dim), None)
     if one is not None:
@@ -218,6 +241,7 @@ def group_layers(
     specs: list[GroupSpec] = []
     shapes: list[GroupShape] = []
     sources: dict[int, LayerPlace] = {}
+    indexers: dict[int, CompanionPlace] = {}
     kinds = sorted(set(zip(rules, map(_shape_of, layers.sources), strict=True)), key=_kind_order)
     names = _names(rule for rule, _ in kinds)
     for group, ((rule, shape), name) in enumerate(zip(kinds, names, strict=True)):
@@ -228,7 +252,9 @@ def group_layers(
         ]
         sources.update({source.layer_idx: LayerPlace(group, index) for index, source in enumerate(members)})
         specs.append(_spec(rule, name, block_size))
-        shapes.append(_group_shape(members))
+        beside = [entry for entry in layers.entries if entry.layer_idx in {each.layer_idx for each in members}]
+        indexers.update(_places_beside(group, beside))
+        shapes.append(_group_shape(members, beside))
     state_spec = RecurrentState(checkpoint_interval, num_draft_states=num_draft_states)
     states = _add_states(layers, specs, shapes, state_spec)
     attention = tuple(_attention_layer(layers, number, sources) for number in range(len(layers.calls)))
@@ -236,8 +262,18 @@ def group_layers(
     for number, call in enumerate(layers.calls):
         writers.setdefault(layers.sources[call.source].layer_idx, number)
     latents = {each.layer_idx: (each.key_dim, each.value_dim) for each in layers.sources if each.is_latent}
+    sparse = frozenset(number for number, call in enumerate(layers.calls) if call.is_sparse)
     return EngineGroups(
-        tuple(specs), tuple(shapes), attention, sources, writers, states, latents, layers.num_vocabulary
+        tuple(specs),
+        tuple(shapes),
+        attention,
+        sources,
+        writers,
+        states,
+        latents,
+        layers.num_vocabulary,
+        indexers,
+        sparse,
     )
 
 
@@ -285,11 +321,30 @@ def _spec(rule: Rule, name: str, block_size: int) -> GroupSpec:
             assert_never(rule.kind)
 
 
-def _group_shape(members: Sequence[SourceSpec]) -> GroupShape:
+def _group_shape(members: Sequence[SourceSpec], beside: Sequence[EntrySpec]) -> GroupShape:
     first = members[0]
+    counts = Counter(_companion_of(each) for each in beside)
+    companions = tuple(Companion(name, count, dim, dtype) for (name, dim, dtype), count in counts.items())
     if first.is_latent:
-        return LatentShape(len(members), first.key_dim + first.value_dim, dtype=first.dtype)
-    return KeyValueShape(len(members), first.num_heads, first.key_dim, first.value_dim, dtype=first.dtype)
+        width = first.key_dim + first.value_dim
+        return LatentShape(len(members), width, dtype=first.dtype, companions=companions)
+    return KeyValueShape(
+        len(members), first.num_heads, first.key_dim, first.value_dim, dtype=first.dtype, companions=companions
+    )
+
+
+def _places_beside(group: int, beside: Sequence[EntrySpec]) -> Iterator[tuple[int, CompanionPlace]]:
+    """Yield the place of each layer's keys of an indexer in the group's companions."""
+    counts: Counter[str] = Counter()
+    for each in beside:
+        name, _, _ = _companion_of(each)
+        yield each.layer_idx, CompanionPlace(group, name, counts[name])
+        counts[name] += 1
+
+
+def _companion_of(entry: EntrySpec) -> tuple[str, int, torch.dtype]:
+    """Return the companion that holds keys of an indexer: its name, dimensions and type."""
+    return f"indexer {entry.dim} {str(entry.dtype).removeprefix('torch.')}", entry.dim, entry.dtype
 
 
 def _add_states(

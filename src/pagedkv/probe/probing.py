@@ -185,7 +185,10 @@ class _Recorder:
         scale = options.get("scaling")
         scale = key.shape[-1] ** -0.5 if scale is None else float(scale)
         layer_idx = self.updates[source].layer_idx
-        if layer_idx not in self.indexed:
+        is_sparse = layer_idx in self.indexed
+        if is_sparse:
+            self._require_selection(number, mask, options)
+        else:
             self._require_options(number, module, options)
         is_sharing = any(call.source == source for call in self.calls)
         soft_cap = float(options.get("softcap") or 0.0)
@@ -193,7 +196,9 @@ class _Recorder:
         rule = self._rule_of(number, layer_idx, mask, options)
         pair_width = query.shape[-1] + value.shape[-1]
         self.calls.append(
-            CallSpec(source, is_sharing, query.shape[1], scale, soft_cap, sinks is not None, rule, pair_width)
+            CallSpec(
+                source, is_sharing, query.shape[1], scale, soft_cap, sinks is not None, rule, pair_width, is_sparse
+            )
         )
         out = scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
@@ -263,6 +268,17 @@ class _Recorder:
                 SEE_TABLE,
             )
         return rule
+
+    def _require_selection(self, number: int, mask: object, options: dict[str, Any]) -> None:
+        """Refuse a call of a layer with an indexer that is not told which keys the indexer selected."""
+        is_told = isinstance(options.get("indices"), torch.Tensor)
+        is_masked = isinstance(mask, torch.Tensor) and _address(mask) not in self.masks
+        if not (is_told or is_masked):
+            raise self._refusal(
+                f"attention call {number} is not told which keys its layer's indexer selects, neither by indices nor "
+                "by a mask",
+                SEE_TABLE,
+            )
 
     def _require_options(self, number: int, module: torch.nn.Module, options: dict[str, Any]) -> None:
         for name, value in options.items():

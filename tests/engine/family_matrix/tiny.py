@@ -58,7 +58,6 @@ HEADS: Final = (
     "mamba_n_heads",
     "mamba_num_heads",
     "n_mamba_heads",
-    "index_n_heads",
 )
 KEY_HEADS: Final = (
     "num_key_value_heads",
@@ -132,6 +131,7 @@ OTHERS: Final[Settings] = {
     "n_groups": 1,
     "chunk_size": 8,
     "index_topk": 8,
+    "index_n_heads": 32,
     "adapter_rank": 4,
     "rel_extent": 64,
     "tie_word_embeddings": False,
