@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagedkv.attention import AttentionLayer, KeysInRows, ReferenceBackend
+from pagedkv.attention import AttentionLayer, KeysInRows, ReferenceBackend, Unfolding, selected
 from tests.attention.paged import Case, paged_case
 
 PLAIN = AttentionLayer(group=0, index=1, num_heads=4, scale=0.5)
@@ -66,3 +66,29 @@ def attended(
     key, value = (rows.read(blocks, group).transpose(1, 2) for blocks in views)
     seen = rows.mask if indices is None else rows.selected(indices)
     return rows.attend(layer, query, key, value, seen, sinks).flatten(0, 1)
+
+
+@pytest.mark.parametrize("ranges", RANGES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_latents_are_attended_to_as_the_keys_that_they_unfold_to(
+    name: str, ranges: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All in one piece, and a few tokens at a time."""
+    layer, case = replace(LAYERS[name], is_latent=True), paged_case(RANGES[ranges], num_key_heads=1, dims=(8, 8))
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0]) if layer.has_sinks else None
+    group, rows = case.step.groups[0], rows_of(case, RANGES[ranges])
+    latents = case.storage.keys(0, 1)[:, :, 0]
+    unfolding = Unfolding(torch.randn(4, 8, 6), torch.randn(4, 5, 3))
+    query = torch.randn(len(rows.mask), 4, rows.mask.shape[2], 6)
+    positions = positions_of(RANGES[ranges])
+    indices = torch.stack([positions, positions - 2, positions + 3], dim=-1)  # of which the last is not seen
+    indices[indices < 0] = 100
+    whole = rows.read(latents, group)
+    key = torch.einsum("rtl,hlk->rhtk", whole, unfolding.keys)
+    value = torch.einsum("rtl,hlv->rhtv", whole[..., :5], unfolding.values)
+    few = indices.clamp(max=whole.shape[1] - 1)
+    expected = rows.attend(layer, query, key, value, rows.selected(few), sinks)
+    for most in (2**27, 1):
+        monkeypatch.setattr(selected, "MOST_ELEMENTS", most)
+        found = rows.attend_latents(layer, unfolding, query, latents, group, indices, sinks)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

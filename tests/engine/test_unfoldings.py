@@ -12,16 +12,16 @@ from transformers import PreTrainedModel
 from pagedkv.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import KVStorage, Transfers
-from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
 from pagedkv.engine.forward_pass import ForwardPass
-from pagedkv.engine.unfoldings import AbsorbedLatents, Unfoldings, latents_to_absorb, read_unfoldings
+from pagedkv.engine.unfoldings import AbsorbedLatents, Unfoldings, read_unfoldings
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.probe import compat
 from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel, listening
 from pagedkv.probe.layers import EngineGroups, group_layers
 from pagedkv.probe.probing import probe
 from tests.choosing import long_but
-from tests.engine.families import CONFIGS, MORE, make_model, moved
+from tests.engine.families import CONFIGS, MORE, SPARSE, make_model, moved
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
 
@@ -35,6 +35,7 @@ FAMILIES = (
     "minicpm3",
     "youtu",
 )
+SELECTING = [name for name in SPARSE if name != "qwen4_exp_text"]
 BLOCK_SIZE, NUM_BLOCKS, LENGTH, NUM_PROMPT = 4, 12, 19, 17
 TOLERANCE = 2e-5
 
@@ -285,10 +286,12 @@ def test_without_latents_there_is_nothing_to_read() -> None:
     assert not found.reasons
 
 
-def test_latents_that_an_indexer_selects_from_are_unfolded_by_the_model() -> None:
-    model = make_model("dots3_note_text")
-    llm = LLM(model, replace(CONFIG, absorb_latents=True))
-    absorbed = latents_to_absorb(model, llm.groups, wanted=True, is_sharded=False)
-    assert (sorted(llm.groups.latents), sorted(absorbed)) == ([0, 1, 2], [1])
-    poison(llm)
-    compare(serve(llm)[0], reference(model, PROMPTS))
+@pytest.mark.parametrize("name", long_but(("deepseek_v32", "dots3_note_text", "hy_v4"), SELECTING))
+def test_selected_latents_are_attended_to_without_unfolding_them(name: str) -> None:
+    model, references = make_model(name), reference(make_model(name), PROMPTS)
+    config = replace(CONFIG, absorb_latents=True, self_test=True)
+    for each in (config, replace(config, preemption="swap", num_host_blocks=40, speculation=PromptLookup())):
+        llm = LLM(model, each)
+        assert sorted(llm.core._parts.absorbed.by_layer) == [0, 1, 2], llm.core._parts.absorbed.reasons
+        poison(llm)
+        compare(serve(llm)[0], references)

@@ -8,16 +8,23 @@ its last position, the sequences of a pass padded to the longest, and names what
     mask     causal, bool [rows, 1, tokens, keys]; false for padding
     selected indices [rows, tokens, k], some of them beyond the mask; or a mask that is part of the causal one
 
+Where the matrices that unfold a layer's latents are known (:mod:`pagedkv.attention.unfolding`), nothing is unfolded:
+the selected latents of each query are read from their blocks, a part of the tokens at a time.
+
 What a query attends to does not depend on the other rows: padding is never selected before a key of its own sequence.
 """
 
-from typing import final
+from typing import Final, final
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pagedkv.attention.backend import AttentionLayer, GroupMetadata
 from pagedkv.attention.reference import Span, gather, spans
+from pagedkv.attention.unfolding import Unfolding
+
+MOST_ELEMENTS: Final = 2**27
+"""Of latents that are copied out of blocks at once: 256 MiB in 16 bits."""
 
 
 @final
@@ -39,6 +46,7 @@ class KeysInRows:
         keys = torch.arange(max(span.stop for span in self._spans), device=positions.device)
         self.positions = keys.expand(len(positions), -1)
         self.mask = keys <= positions[:, None, :, None]
+        self._last = positions
 
     def read(self, blocks: torch.Tensor, group: GroupMetadata) -> torch.Tensor:
         """Copy what the rows see out of blocks ``[num_blocks, block_size, ...]``: ``[rows, keys, ...]``."""
@@ -72,6 +80,44 @@ class KeysInRows:
         )
         return out.transpose(1, 2)
 
+    def attend_latents(
+        self,
+        layer: AttentionLayer,
+        unfolding: Unfolding,
+        query: torch.Tensor,
+        latents: torch.Tensor,
+        group: GroupMetadata,
+        indices: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Compute attention to selected latents, without unfolding any.
+
+        Args:
+            layer, query, sinks: as for :meth:`attend`; unfolding: of the layer.
+            latents: ``[num_blocks, block_size, dim]``; group: where each row has its own.
+            indices: integers ``[rows, tokens, k]``; those beyond the mask are not seen.
+
+        Returns:
+            ``[rows, tokens, heads, value_dim]``.
+        """
+        num_rows, num_heads, num_tokens, _ = query.shape
+        tables = group.block_tables[torch.tensor([span.place for span in self._spans], device=query.device)].long()
+        absorbed = unfolding.absorb(query.transpose(1, 2).flatten(0, 1)).view(num_rows, num_tokens, num_heads, -1)
+        at_once = max(1, MOST_ELEMENTS // (num_rows * indices.shape[2] * latents.shape[2]))
+        mixed = []
+        for first in range(0, num_tokens, at_once):
+            part = slice(first, first + at_once)
+            chosen = indices[:, part].long()
+            seen = chosen <= self._last[:, part, None]
+            where = chosen.masked_fill(~seen, 0)
+            block_ids = tables.gather(1, (where // latents.shape[1]).flatten(1)).view_as(where)
+            kept = latents[block_ids, where % latents.shape[1]].to(query.dtype)
+            scores = torch.einsum("rthl,rtkl->rhtk", absorbed[:, part], kept) * layer.scale
+            weights = _weights(layer, scores, seen[:, None], sinks).to(query.dtype)
+            mixed.append(torch.einsum("rhtk,rtkl->rthl", weights, kept[..., : unfolding.num_value_dims]))
+        out = unfolding.unfold(torch.cat(mixed, dim=1).flatten(0, 1))
+        return out.view(num_rows, num_tokens, num_heads, -1)
+
     def selected(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the mask of the keys at some indices, integers ``[rows, tokens, k]``, none beyond the mask."""
         chosen = torch.zeros_like(self.mask[:, 0]).scatter(-1, indices.long(), value=True)
@@ -90,14 +136,20 @@ def _explicit_attention(
     seen: torch.Tensor,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute scores, cap them, and weight the values: ``[rows, heads, tokens, value_dim]``."""
+    """Compute scores, and weight the values: ``[rows, heads, tokens, value_dim]``."""
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     scores = query @ key.transpose(2, 3) * layer.scale
+    return _weights(layer, scores, seen, sinks).to(value.dtype) @ value
+
+
+def _weights(
+    layer: AttentionLayer, scores: torch.Tensor, seen: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the weights of keys, float32 ``[rows, heads, tokens, keys]``, of their scores."""
     if layer.soft_cap:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    scores = scores.masked_fill(~seen, -torch.inf).float()
+    num_keys, scores = scores.shape[3], scores.masked_fill(~seen, -torch.inf).float()
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:3], 1)], dim=3)
-    weights = torch.softmax(scores, dim=3)[..., : key.shape[2]]
-    return weights.to(value.dtype) @ value
+    return torch.softmax(scores, dim=3)[..., :num_keys]

@@ -100,9 +100,9 @@ class ForwardPass:
         if number >= len(self._groups.attention):
             raise EngineError(f"the model calls attention {number + 1} times in a pass, {number} when it was probed")
         self._num_calls += 1
-        unfolding = self._unfoldings.get(number)
         if number in self._groups.sparse:
             return self._attend_selected(number, query, key, value, mask, options)
+        unfolding = self._unfoldings.get(number)
         if unfolding is not None:
             out = unfolding.attend(self._backend, number, _flat(query), self._step)
         elif self._groups.attention[number].is_latent:
@@ -169,8 +169,12 @@ class ForwardPass:
     ) -> torch.Tensor:
         """Compute a call whose keys an indexer has selected, by indices or by a mask that it returns."""
         layer, rows = self._groups.attention[number], self.rows
-        indices = options.get("indices")
+        storage, group = self._transfers.storage, self._step.groups[layer.group]
+        indices, sinks, unfolding = options.get("indices"), options.get("s_aux"), self._unfoldings.get(number)
         assert rows is not None, f"call {number} is sparse, and the pass has no rows"
+        if unfolding is not None and isinstance(indices, torch.Tensor):
+            latents = storage.latents(layer.group, layer.index)
+            return rows.attend_latents(layer, unfolding, query, latents, group, indices, sinks)
         if isinstance(indices, torch.Tensor):
             seen = rows.selected(indices)
         elif isinstance(mask, torch.Tensor) and mask is not rows.mask and mask.dtype is torch.bool:
@@ -178,10 +182,9 @@ class ForwardPass:
         else:
             raise EngineError(f"the model tells attention call {number} not which keys its indexer selects")
         if not layer.is_latent:
-            storage, group = self._transfers.storage, self._step.groups[layer.group]
             views = storage.keys(layer.group, layer.index), storage.values(layer.group, layer.index)
             key, value = (rows.read(blocks, group).transpose(1, 2).to(query.dtype) for blocks in views)
-        return rows.attend(layer, query, key, value, seen, options.get("s_aux"))
+        return rows.attend(layer, query, key, value, seen, sinks)
 
     # Latents
 

@@ -57,10 +57,13 @@ def read_unfoldings(model: compat.Model, latents: Mapping[int, tuple[int, int]])
 
     cast("Any", cache).update = answered  # of this one cache
     positions = torch.arange(NUM_TOKENS, device=model.device)
+    inputs = {"input_ids": positions[None], "position_ids": positions[None]}
+    if any(map(compat.has_indexer, cache.layers)):
+        inputs["attention_mask"] = positions <= positions[None, None, :, None]
     failure = "it was not called in the pass"
     try:
         with torch.inference_mode(), BorrowedModel(model).calling(IMPLEMENTATION), listening(reader):
-            compat.forward(model, positions[-1:], cache, input_ids=positions[None], position_ids=positions[None])
+            compat.forward(model, positions[-1:], cache, **inputs)
     except Exception as problem:  # noqa: BLE001 - a model that unfolds otherwise does so in any way
         failure = f"the pass failed: {type(problem).__name__}: {problem}".splitlines()[0]
     left_out = {layer_idx: failure for layer_idx in latents if layer_idx not in reader.unfoldings}
@@ -140,11 +143,4 @@ def latents_to_absorb(
     if is_sharded and wanted and groups.latents:
         raise ConfigurationError("absorb_latents needs a whole model, and this one is split among ranks: leave it out")
     on_gpu = model.device.type == "cuda" and not is_sharded
-    selected = {groups.attention[number] for number in groups.sparse}  # read by the model's own unfolding
-    places = {(layer.group, layer.index) for layer in selected}
-    latents = {
-        layer_idx: widths
-        for layer_idx, widths in groups.latents.items()
-        if (groups.sources[layer_idx].group, groups.sources[layer_idx].index) not in places
-    }
-    return latents if (on_gpu if wanted is None else wanted) else {}
+    return groups.latents if (on_gpu if wanted is None else wanted) else {}
