@@ -28,7 +28,9 @@ LAYOUTS = ("BLKNHC", "BLHNC", "BLNHC", "LBKNHC", "LKBNHC", "KLBHNC", "HBLKNC")
 GIB = 2**30
 
 
-def storage_of(shape: KeyValueShape, device: torch.device | str = "cpu", block_size: int = 4) -> KVStorage:
+def storage_of(
+    shape: KeyValueShape | LatentShape, device: torch.device | str = "cpu", block_size: int = 4
+) -> KVStorage:
     return KVStorage(SpaceConfig((FullAttention(block_size),), num_blocks=5, num_host_blocks=3), [shape], device)
 
 
@@ -98,6 +100,23 @@ def test_every_element_has_one_place_beside_companions_too(layout: str) -> None:
         view.fill_(number)
     assert [view.unique().tolist() for view in views] == [[float(number)] for number in range(1, 8)]
     assert not bool((pool.device_bytes.view(torch.int16) == -1).any()), "a byte belongs to no view"
+
+
+def test_an_entry_stands_for_several_tokens() -> None:
+    """Entries of 4 tokens, and of 8, in blocks of 8: two and one."""
+    shape = LatentShape(2, 6, torch.float32, companions=(Companion("wide", 1, 10, torch.float32, 8),), ratio=4)
+    storage = storage_of(shape, block_size=8)
+    pool = storage.pools["device"]
+    assert pool.block_nbytes == 4 * (2 * 2 * 6 + 10)
+    pool.device_bytes.fill_(0xFF)
+    views = [storage.latents(0, 0), storage.latents(0, 1), storage.companion(0, "wide", 0)]
+    assert [tuple(view.shape) for view in views] == [(5, 2, 6), (5, 2, 6), (5, 1, 10)]
+    for number, view in enumerate(views, start=1):
+        view.fill_(number)
+    assert [view.unique().tolist() for view in views] == [[1.0], [2.0], [3.0]]
+    assert not bool((pool.device_bytes.view(torch.int16) == -1).any()), "a byte belongs to no view"
+    with pytest.raises(ConfigurationError, match="a block of 4 tokens has no whole number of entries of 8 tokens each"):
+        storage_of(shape, block_size=4)
 
 
 def test_a_companion_lies_behind_latents_in_the_layers_that_have_it() -> None:

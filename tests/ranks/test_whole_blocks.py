@@ -61,7 +61,7 @@ def test_companions_are_whole_on_each_rank_and_keys_are_not(num_heads: int, num_
     without, blocks = (
         WholeBlocks(shape, BLOCK_SIZE, num_ranks) for shape in (plain, replace(plain, companions=(beside,)))
     )
-    own = BLOCK_SIZE * beside.token_nbytes
+    own = BLOCK_SIZE * beside.entry_nbytes
     whole = random_rows(NUM_BLOCKS, blocks.nbytes)
     parts = [blocks.cut(whole, rank) for rank in range(num_ranks)]
     for rank, part in enumerate(parts):

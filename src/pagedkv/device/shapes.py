@@ -18,6 +18,9 @@ the keys of each block of a block-major pool, so what moves a block moves them, 
 
     block      | layer 0: keys, values | layer 1 ... || companion: layer 0 [block_size, dim] | layer 1 ... || another |
 
+Compressed latents, and companions, may have one entry for several tokens, their ratio: a block of 128 tokens then has
+32 entries of 4 tokens each.
+
 A group's block contains keys and values, compressed latents, or a recurrent state. Its shape describes one shard, so
 its heads are those on this device. Its bytes equal those of :mod:`pagedkv.models`: without padding, so that a device
 uses exactly the memory that a replay counts.
@@ -183,22 +186,24 @@ class Companion:
         num_layers: layers that have it, which may be fewer than the group's.
         dim: elements of a token in a layer.
         dtype: of these elements; ``torch.uint8`` for bytes without a type.
+        ratio: tokens for which there is one entry of ``dim`` elements.
     """
 
     name: str
     num_layers: int
     dim: int
     dtype: torch.dtype = torch.bfloat16
+    ratio: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not isinstance(self.dtype, torch.dtype):
             raise ConfigurationError(f"a companion has a name and a type, got {self.name!r} and {self.dtype!r}")
-        for name in ("num_layers", "dim"):
+        for name in ("num_layers", "dim", "ratio"):
             object.__setattr__(self, name, as_count(getattr(self, name), name, least=1))
 
     @property
-    def token_nbytes(self) -> int:
-        """Bytes of a token, in all layers."""
+    def entry_nbytes(self) -> int:
+        """Bytes of an entry, in all layers."""
         return self.num_layers * self.dim * self.dtype.itemsize
 
 
@@ -214,6 +219,13 @@ def _require_companions(given: object, layout: str) -> None:
         )
 
 
+def _num_entries(size: int, ratio: int) -> int:
+    """Return the entries of a block of ``size`` tokens. Raises ConfigurationError if the last one would be a part."""
+    if size % ratio:
+        raise ConfigurationError(f"a block of {size} tokens has no whole number of entries of {ratio} tokens each")
+    return size // ratio
+
+
 def _companion_offsets(own_nbytes: int, dtype: torch.dtype, companions: Sequence[Companion], size: int) -> list[int]:
     """Return where each companion begins in a block of ``size`` tokens, and where the block ends, in bytes.
 
@@ -221,7 +233,7 @@ def _companion_offsets(own_nbytes: int, dtype: torch.dtype, companions: Sequence
     """
     offsets = [own_nbytes]
     for each in companions:
-        offsets.append(offsets[-1] + size * each.token_nbytes)
+        offsets.append(offsets[-1] + _num_entries(size, each.ratio) * each.entry_nbytes)
     widths = [*(each.dtype.itemsize for each in companions), dtype.itemsize]
     for offset, width in zip(offsets, widths, strict=True):
         if offset % width or offsets[-1] % width:
@@ -303,6 +315,7 @@ class LatentShape:
         dtype: the stored type.
         layout: the axes of the pool.
         companions: what blocks hold beside, in this order.
+        ratio: tokens for which there is one vector (DeepSeek-V4, 2026).
     """
 
     num_layers: int
@@ -310,9 +323,10 @@ class LatentShape:
     dtype: torch.dtype = torch.bfloat16
     layout: str = "BLNC"
     companions: tuple[Companion, ...] = field(default=(), repr=False)
+    ratio: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "dim"):
+        for name in ("num_layers", "dim", "ratio"):
             object.__setattr__(self, name, as_count(getattr(self, name), name, least=1))
         _require_dtype(self.dtype, "latents")
         object.__setattr__(self, "layout", parse_layout(self.layout, "BLNC"))
@@ -320,7 +334,7 @@ class LatentShape:
 
     def companion_offsets(self, block_size: int) -> list[int]:
         """Return where each companion begins in a block, and the block's end, in bytes. Raises ConfigurationError."""
-        own = self.num_layers * block_size * self.dim * self.dtype.itemsize
+        own = self.num_layers * _num_entries(block_size, self.ratio) * self.dim * self.dtype.itemsize
         return _companion_offsets(own, self.dtype, self.companions, block_size)
 
     def block_nbytes(self, block_size: int) -> int:
@@ -329,7 +343,7 @@ class LatentShape:
 
     def placement(self, num_blocks: int, block_size: int) -> Placement:
         """Return the layout of a pool, in elements."""
-        sizes = {"B": num_blocks, "L": self.num_layers, "N": block_size}
+        sizes = {"B": num_blocks, "L": self.num_layers, "N": block_size // self.ratio}
         begins = self.companion_offsets(block_size)
         return place(self.layout, sizes, (self.dim,), (begins[-1] - begins[0]) // self.dtype.itemsize)
 

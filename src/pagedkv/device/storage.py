@@ -176,18 +176,18 @@ class KVStorage:
         )
 
     def latents(self, group: int, layer: int) -> torch.Tensor:
-        """View the latents of a layer: ``[num_blocks, block_size, dim]``. Raises ConfigurationError."""
+        """View the latents of a layer: ``[num_blocks, block_size / ratio, dim]``. Raises ConfigurationError."""
         spec, shape = self._group(group)
         if not isinstance(shape, LatentShape):
             raise ConfigurationError(f"group {group} has no latents: it is a {type(shape).__name__}")
         _require_layer(shape, layer)
         pool = self.pools[spec.pool]
         (part,) = shape.placement(pool.num_blocks, spec.block_size).parts
-        sizes = {"B": pool.num_blocks, "N": spec.block_size, "C": shape.dim}
+        sizes = {"B": pool.num_blocks, "N": spec.block_size // shape.ratio, "C": shape.dim}
         return _view(pool, shape.dtype, part, sizes, layer)
 
     def companion(self, group: int, name: str, layer: int) -> torch.Tensor:
-        """View a companion of a group's blocks: ``[num_blocks, block_size, dim]``.
+        """View a companion of a group's blocks: ``[num_blocks, block_size / ratio, dim]``.
 
         Args:
             name: the companion's name; layer: index among its layers.
@@ -204,9 +204,9 @@ class KVStorage:
         index = names.index(name)
         found, begin = companions[index], shape.companion_offsets(spec.block_size)[index]
         as_count(layer, f"layer of companion {name!r}", most=found.num_layers - 1)
-        pool, size = self.pools[spec.pool], found.dtype.itemsize
-        sizes = (pool.num_blocks, spec.block_size, found.dim)
-        offset = begin // size + layer * spec.block_size * found.dim
+        pool, size, num_entries = self.pools[spec.pool], found.dtype.itemsize, spec.block_size // found.ratio
+        sizes = (pool.num_blocks, num_entries, found.dim)
+        offset = begin // size + layer * num_entries * found.dim
         return pool.device_bytes.view(found.dtype).as_strided(sizes, (pool.block_nbytes // size, found.dim, 1), offset)
 
     def states(self, group: int, layer: int) -> Mapping[str, torch.Tensor]:

@@ -142,9 +142,10 @@ def _config_text(model: compat.Model) -> bytes:
 def _layout(spec: GroupSpec, shape: GroupShape) -> GroupLayout:
     """Describe a block of a group."""
     size = spec.block_size
-    beside = "" if isinstance(shape, StateShape) or not shape.companions else f" {shape.companions!r}"
-    if beside:
-        return _described(f"{spec.pool} {shape!r}{beside}", size, torch.uint8, "C", (shape.block_nbytes(size),))
+    is_compressed = isinstance(shape, LatentShape) and shape.ratio > 1
+    if not isinstance(shape, StateShape) and (shape.companions or is_compressed):
+        told = f"{spec.pool} {shape!r} {shape.companions!r}"
+        return _described(told, size, torch.uint8, "C", (shape.block_nbytes(size),))
     match shape:
         case KeyValueShape() if shape.value_dim == shape.key_dim:
             sizes = (shape.num_layers, 2, size, shape.num_heads, shape.key_dim)
