@@ -10,15 +10,17 @@ from tests.engine.families import CONFIGS, MORE, make_model
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, REPETITIVE, compare, poison, reference, serve
 
-NUM_BLOCKS = {"mistral": 12, "phi3": 12}
-"""Of families that keep windows alone, which need fewer."""
+NUM_BLOCKS = {"mistral": 12, "phi3": 12, "deepseek_v4": 14}
+"""Of families that keep windows alone, or few blocks of many tokens, which need fewer."""
 
 SPECULATED = {"llama", "mistral", "gemma2", "deepseek_v3", "bamba", "deepseek_v32"}
 """Families whose guesses are judged in every run of the tests, one for each kind of layers: all attention, windows
 alone, both, latents, states, indexers. Those of others are judged in the long tests.
 """
-EACH_TIME = SPECULATED | {"llama4_text", "gpt_oss", "falcon_h1", "qwen3_next", "qwen4_exp_text"}
-"""Families whose answers are judged in every run: also chunks, sinks, other states, and an indexer beside states."""
+EACH_TIME = SPECULATED | {"llama4_text", "gpt_oss", "falcon_h1", "qwen3_next", "qwen4_exp_text", "deepseek_v4"}
+"""Families whose answers are judged in every run: also chunks, sinks, other states, an indexer beside states, and
+compressed entries.
+"""
 
 
 @pytest.mark.parametrize("name", long_but(EACH_TIME, CONFIGS))
@@ -78,7 +80,7 @@ def test_further_families_do_so_as_well(name: str) -> None:
     compare(requests, reference(model, PROMPTS))
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "deepseek_v4"])
 def test_a_prompt_hits_what_another_one_computes_in_the_same_step(name: str) -> None:
     """The one that hits has the lower row: rows are handed out anew, the last one first."""
     model = make_model(name)

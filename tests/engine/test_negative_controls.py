@@ -44,8 +44,8 @@ def select_all(llm: LLM) -> None:
 
     def without(*given: Any) -> ForwardPass:  # noqa: ANN401 - as a pass is made
         made = new_pass(*given)
-        assert made.rows is not None
-        made.rows.selected = lambda _: made.rows.mask  # type: ignore[method-assign,union-attr]
+        rows: Any = made.rows
+        rows.selected = lambda _: rows.mask
         return made
 
     llm.core._parts.runner._forward_pass = without  # type: ignore[method-assign,assignment]
@@ -87,6 +87,28 @@ def test_a_hit_on_other_content_is_noticed(name: str) -> None:
         compare(requests, reference(model, shared[1:]))
 
 
+@pytest.mark.parametrize("kept", ["entries", "raw"])
+def test_a_hit_on_other_entries_or_on_other_vectors_of_tokens_is_noticed(kept: str) -> None:
+    """The hit is 24 tokens; entries of 4 tokens overlap, so that the first new one has vectors of tokens 20 to 23."""
+    model, shared = make_model("deepseek_v4"), PROMPTS[:2]
+    llm = LLM(model, ROOMY)
+    params = SamplingParams(max_tokens=20)
+    compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
+    storage = llm.core.executor.storage
+    for places in llm.groups.compressed.values():
+        for each in places.values():
+            place = getattr(each, kept)
+            if place.name is None:
+                blocks = storage.latents(place.group, place.index)
+            else:
+                blocks = storage.companion(place.group, place.name, place.index)
+            blocks[1:] = blocks[1:].flip(1, 2)
+    requests, records = serve(llm, shared[1:], params)
+    assert sum(record.num_hit_tokens for record in records) >= 16
+    with pytest.raises(AssertionError):
+        compare(requests, reference(model, shared[1:]))
+
+
 @pytest.mark.parametrize("name", ["deepseek_v32", "qwen4_exp_text"])
 def test_a_hit_on_other_keys_of_an_indexer_is_noticed(name: str) -> None:
     """As where something that moves blocks leaves their companions out."""
@@ -95,6 +117,7 @@ def test_a_hit_on_other_keys_of_an_indexer_is_noticed(name: str) -> None:
     params = SamplingParams(max_tokens=20)
     compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
     for place in llm.groups.indexers.values():
+        assert place.name is not None
         keys = llm.core.executor.storage.companion(place.group, place.name, place.index)
         keys[1:] = keys[1:].flip(1)
     requests, records = serve(llm, shared[1:], params)

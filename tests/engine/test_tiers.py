@@ -88,6 +88,7 @@ FAMILIES: Final = {
     "mistral": [68, 48, 52, 0],
     "deepseek_v3": [64, 32, 0, 0],
     "deepseek_v32": [64, 32, 0, 0],
+    "deepseek_v4": [64, 48, 48, 0],
     "lfm2": [64, 48, 48, 0],
 }
 """Tokens that each prompt loads: in whole runs, or up to where windows and states were stored."""

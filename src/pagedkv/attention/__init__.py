@@ -23,7 +23,7 @@ with needing("torch", "pagedkv.attention"):
 from pagedkv.attention.backend import AttentionBackend, AttentionLayer, GroupMetadata, KnownRanges, StepMetadata
 from pagedkv.attention.cpu import CPUBackend
 from pagedkv.attention.on_gpu import TritonBackend
-from pagedkv.attention.reference import ReferenceBackend, gather, spans
+from pagedkv.attention.reference import ReferenceBackend, Span, gather, spans
 from pagedkv.attention.selected import KeysInRows
 from pagedkv.attention.selection import LayerChoice, PreferringBackend, backend_for
 from pagedkv.attention.unfolding import Unfolding, UnfoldingReader
@@ -38,6 +38,7 @@ __all__ = [
     "LayerChoice",
     "PreferringBackend",
     "ReferenceBackend",
+    "Span",
     "StepMetadata",
     "TritonBackend",
     "Unfolding",

@@ -32,7 +32,7 @@ class KeysInRows:
     """What the rows of a pass see of their sequences.
 
     Args:
-        layer: one of the sparse layers, which see all positions; group: its part of the pass.
+        layer: one of the layers, which see the same positions; group: its part of the pass.
         positions: int64 ``[rows, tokens]``.
 
     Attributes:
@@ -43,9 +43,13 @@ class KeysInRows:
     def __init__(self, layer: AttentionLayer, group: GroupMetadata, positions: torch.Tensor) -> None:
         self._spans = tuple(spans(layer, group))
         assert len(self._spans) == len(positions), f"{len(self._spans)} sequences are in {len(positions)} rows"
-        keys = torch.arange(max(span.stop for span in self._spans), device=positions.device)
-        self.positions = keys.expand(len(positions), -1)
-        self.mask = keys <= positions[:, None, :, None]
+        self._num_keys = max(span.stop - span.first_key for span in self._spans)
+        first = torch.tensor([[span.first_key] for span in self._spans], device=positions.device)
+        self.positions = first + torch.arange(self._num_keys, device=positions.device)
+        key, query = self.positions[:, None, None, :], positions[:, None, :, None]
+        self.mask = key <= query
+        if layer.window:
+            self.mask &= key > query - layer.window
         self._last = positions
 
     def read(self, blocks: torch.Tensor, group: GroupMetadata) -> torch.Tensor:
@@ -124,7 +128,7 @@ class KeysInRows:
         return self.mask & chosen[:, None]
 
     def _padded(self, keys: torch.Tensor, span: Span) -> torch.Tensor:
-        missing = self.positions.shape[1] - span.stop
+        missing = self._num_keys - (span.stop - span.first_key)
         return pad(keys, (*(0, 0) * (keys.ndim - 1), 0, missing)) if missing else keys
 
 

@@ -24,12 +24,13 @@ from typing import Any, final
 
 import torch
 
-from pagedkv.attention import AttentionBackend, KeysInRows, StepMetadata, Unfolding, gather, spans
+from pagedkv.attention import AttentionBackend, KeysInRows, Span, StepMetadata, Unfolding, gather, spans
 from pagedkv.device import Transfers
+from pagedkv.engine.compressed_layer import CompressedLayer
 from pagedkv.errors import EngineError
 from pagedkv.probe import compat
 from pagedkv.probe.compat import listening
-from pagedkv.probe.layers import EngineGroups
+from pagedkv.probe.layers import CompanionPlace, EngineGroups
 
 
 @final
@@ -82,6 +83,8 @@ class ForwardPass:
         """Write a layer's keys and values, ``[rows, heads, tokens, dim]`` each; return those to be attended to."""
         if layer_idx in self._groups.latents:
             return self._update_latents(layer_idx, key, value)
+        if key is value:
+            return self._update_one(layer_idx, key)
         self._backend.write(self._groups.writers[layer_idx], _flat(key), _flat(value), self._step)
         return key, value
 
@@ -110,6 +113,14 @@ class ForwardPass:
         else:
             out = self._backend.attend(number, _flat(query), self._step, sinks=options.get("s_aux"))
         return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """The causal mask that the model is given, bool, or zero and minus infinity; None: it needs none."""
+        if self.rows is None or not self._groups.compressed:
+            return None if self.rows is None else self.rows.mask
+        zeros = torch.zeros(self.rows.mask.shape, device=self.rows.mask.device)
+        return zeros.masked_fill(~self.rows.mask, -torch.inf)
 
     def add_up(self, partial: torch.Tensor) -> None:
         """Sum a compiled layer's partial result over all ranks, in place. Raises RankLostError: a rank is lost."""
@@ -155,8 +166,8 @@ class ForwardPass:
         assert self.rows is not None, f"the indexer of layer {layer_idx} was not found by the probe"
         place = self._groups.indexers[layer_idx]
         group = self._step.groups[place.group]
-        self._transfers.write_companion(place.group, place.name, place.index, keys.flatten(0, 1), group.slot_mapping)
-        return self.rows.read(self._transfers.storage.companion(place.group, place.name, place.index), group)
+        self._put(place, keys.flatten(0, 1), group.slot_mapping)
+        return self.rows.read(self._blocks(place), group)
 
     def _attend_selected(
         self,
@@ -177,14 +188,54 @@ class ForwardPass:
             return rows.attend_latents(layer, unfolding, query, latents, group, indices, sinks)
         if isinstance(indices, torch.Tensor):
             seen = rows.selected(indices)
-        elif isinstance(mask, torch.Tensor) and mask is not rows.mask and mask.dtype is torch.bool:
-            seen = mask
+        elif isinstance(mask, torch.Tensor) and (layer.window or mask is not rows.mask):
+            seen = mask if mask.dtype is torch.bool else mask == 0
         else:
             raise EngineError(f"the model tells attention call {number} not which keys its indexer selects")
         if not layer.is_latent:
             views = storage.keys(layer.group, layer.index), storage.values(layer.group, layer.index)
             key, value = (rows.read(blocks, group).transpose(1, 2).to(query.dtype) for blocks in views)
         return rows.attend(layer, query, key, value, seen, sinks)
+
+    def _update_one(self, layer_idx: int, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's keys, which are its values too, ``[rows, 1, tokens, dim]``; return all that the rows see."""
+        assert self.rows is not None, f"layer {layer_idx} keeps one tensor, and the pass has no rows"
+        place = self._groups.sources[layer_idx]
+        group = self._step.groups[place.group]
+        self._transfers.write_latents(place.group, place.index, _flat(key)[:, 0], group.slot_mapping)
+        seen = self.rows.read(self._transfers.storage.latents(place.group, place.index), group)[:, None]
+        return seen, seen
+
+    # Compressed entries, of one sequence
+
+    @property
+    def computed(self) -> tuple[int, int]:
+        """The positions that the pass computes of its sequence."""
+        first, last = int(self._positions[0, 0]), int(self._positions[0, -1])
+        return first, last + 1
+
+    def read(self, place: CompanionPlace, first: int, stop: int) -> torch.Tensor:
+        """Copy vectors, or entries, out of blocks: ``[stop - first, dim]``."""
+        return gather(self._blocks(place), self._step.groups[place.group], Span(0, 0, first, stop, first))
+
+    def write(self, place: CompanionPlace, first: int, vectors: torch.Tensor) -> None:
+        """Write vectors, or entries, ``[n, dim]``, into blocks, from ``first`` on."""
+        size = self._blocks(place).shape[1]
+        where = first + torch.arange(len(vectors), device=vectors.device)
+        slots = self._step.groups[place.group].block_tables[0].long()[where // size] * size + where % size
+        self._put(place, vectors, slots)
+
+    def _put(self, place: CompanionPlace, vectors: torch.Tensor, slots: torch.Tensor) -> None:
+        if place.name is None:
+            self._transfers.write_latents(place.group, place.index, vectors, slots)
+        else:
+            self._transfers.write_companion(place.group, place.name, place.index, vectors, slots)
+
+    def _blocks(self, place: CompanionPlace) -> torch.Tensor:
+        storage = self._transfers.storage
+        if place.name is None:
+            return storage.latents(place.group, place.index)
+        return storage.companion(place.group, place.name, place.index)
 
     # Latents
 
@@ -217,14 +268,16 @@ class PagedCache(compat.Cache):
     """The cache of one engine, for all of its passes.
 
     Args:
-        model: the model, whose dense cache it replaces.
+        model: the model, whose dense cache it replaces; groups: of its layers.
 
     Attributes:
         forward_pass: the pass under way.
     """
 
-    def __init__(self, model: compat.Model) -> None:
-        self._pristine = compat.dense_cache(model).layers
+    def __init__(self, model: compat.Model, groups: EngineGroups) -> None:
+        self._pristine: list[Any] = list(compat.dense_cache(model).layers)
+        for layer_idx, places in groups.compressed.items():
+            self._pristine[layer_idx] = CompressedLayer(places, self._current)
         super().__init__(layers=list(self._pristine))
         self.forward_pass: ForwardPass | None = None
 
@@ -237,8 +290,7 @@ class PagedCache(compat.Cache):
     @property
     def mask(self) -> torch.Tensor | None:
         """The causal mask of the pass under way, which indexers read; None where there are none."""
-        rows = None if self.forward_pass is None else self.forward_pass.rows
-        return None if rows is None else rows.mask
+        return None if self.forward_pass is None else self.forward_pass.mask
 
     def load_states(self, states: Mapping[int, compat.State], recurrent: Iterable[int], *, is_prompt: bool) -> None:
         """Set the states of recurrent layers, before a pass.
@@ -262,15 +314,16 @@ class PagedCache(compat.Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Pass keys and values on to the pass under way."""
-        if self.forward_pass is None:
-            raise EngineError("the engine's cache was used outside of a step")
-        return self.forward_pass.update(layer_idx, key_states, value_states)
+        return self._current().update(layer_idx, key_states, value_states)
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Pass the keys of an indexer on to the pass under way."""
+        return self._current().update_indexer(layer_idx, indexer_key_states)
+
+    def _current(self) -> ForwardPass:
         if self.forward_pass is None:
             raise EngineError("the engine's cache was used outside of a step")
-        return self.forward_pass.update_indexer(layer_idx, indexer_key_states)
+        return self.forward_pass
 
     def get_seq_length(  # type: ignore[override]  # a tensor, where a layer adds it to places
         self, layer_idx: int | None = None

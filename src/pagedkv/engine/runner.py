@@ -379,7 +379,7 @@ class ModelRunner:
         self._groups = groups
         self._executor = executor
         self._backend = backend
-        self._cache = PagedCache(model)
+        self._cache = PagedCache(model, groups)
         self.borrowed = BorrowedModel(model)
         self.products = LinearProducts(model)
         self._device = executor.storage.device
@@ -634,7 +634,7 @@ class ModelRunner:
         ranges = list(zip(plan.compute.starts.tolist(), plan.compute.ends.tolist(), strict=True))
         decoding = sorted(batch.decoding.tolist())
         if not self._groups.states:
-            yield from _rows_of_equal_length(offsets, ranges, decoding)
+            yield from _rows_of_equal_length(offsets, ranges, decoding, is_one=bool(self._groups.compressed))
             return
         if decoding and self._decodes_together:
             longest = max(ranges[place][1] - ranges[place][0] for place in decoding)
@@ -706,16 +706,16 @@ def _sum_nothing(partial: torch.Tensor) -> None:
 
 
 def _rows_of_equal_length(
-    offsets: npt.NDArray[np.integer], ranges: Sequence[tuple[int, int]], decoding: Sequence[int]
+    offsets: npt.NDArray[np.integer], ranges: Sequence[tuple[int, int]], decoding: Sequence[int], *, is_one: bool
 ) -> Iterator[_Piece]:
     """Split a step without states into passes: decoding sequences with equally many drafts together, prompts alone.
 
     A prompt may hit blocks that another one computes in this step. That one begins before the end of the hit, so
-    prompts are computed in the order of their first positions.
+    prompts are computed in the order of their first positions. With ``is_one`` decoding sequences are alone, too.
     """
-    together: dict[int, list[int]] = {}
+    together: dict[tuple[int, int], list[int]] = {}
     for place in decoding:
-        together.setdefault(ranges[place][1] - ranges[place][0], []).append(place)
+        together.setdefault((ranges[place][1] - ranges[place][0], place if is_one else 0), []).append(place)
     prompts = sorted({*range(len(ranges))}.difference(decoding), key=lambda place: ranges[place][0])
     for places in (*together.values(), *([place] for place in prompts)):
         tokens = np.concatenate([np.arange(offsets[place], offsets[place + 1], dtype=np.int64) for place in places])

@@ -227,16 +227,18 @@ def place_indexers(cache: Cache, positions: torch.Tensor) -> None:
         first.indexer_position_ids = positions.expand(3, -1, -1)
 
 
-def compressed_entries(layer: Any) -> Iterator[tuple[int, int, torch.dtype, int, int]]:  # noqa: ANN401 - of transformers
+def compressed_entries(
+    layer: Any,  # noqa: ANN401 - of transformers
+) -> Iterator[tuple[str, int, int, torch.dtype, int, int]]:
     """Tell what a layer of a cache that compresses tokens keeps of them, after a pass; nothing of other layers.
 
-    Yields, for each of its compressors: tokens of an entry; elements of an entry, and their type; how many of the
-    latest tokens' vectors are kept, and their elements. Where adjacent entries overlap, those of two entries are.
+    Yields, for each of its compressors: its name; tokens of an entry; elements of an entry, and their type; how many of
+    the latest tokens' vectors are kept, and their elements. Where adjacent entries overlap, those of two entries are.
     """
     for name, entries in getattr(layer, "compressed_kv", {}).items():
         ratio, raw = layer.compress_rate, (layer.buffer_kv[name], layer.buffer_gate[name])
         num_raw = 2 * ratio if name in getattr(layer, "overlap_kv", {}) else ratio
-        yield ratio, entries.shape[-1], entries.dtype, num_raw, sum(each.shape[-1] for each in raw)
+        yield name, ratio, entries.shape[-1], entries.dtype, num_raw, sum(each.shape[-1] for each in raw)
 
 
 def foreign_layers(cache: Cache) -> list[str]:

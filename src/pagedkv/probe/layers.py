@@ -13,6 +13,7 @@ companion of its group's blocks: they belong to the same tokens.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import lcm
 from typing import Final, Literal, TypeAlias, assert_never, get_args
 
 import torch
@@ -111,6 +112,7 @@ class EntrySpec:
         dtype: of all of them.
         num_raw: latest tokens of which vectors are kept until an entry is made of them.
         raw_dim: elements of these vectors.
+        name: of the compressor that makes them; "": of an indexer without one.
     """
 
     layer_idx: int
@@ -119,6 +121,12 @@ class EntrySpec:
     dtype: torch.dtype
     num_raw: int = 0
     raw_dim: int = 0
+    name: str = ""
+
+    @property
+    def raw_rule(self) -> Rule:
+        """The rule by which vectors of tokens are kept: a chunk; a window where adjacent entries overlap."""
+        return Rule("chunk" if self.num_raw == self.ratio else "window", self.num_raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +158,27 @@ class LayerPlace:
 
 @dataclass(frozen=True, slots=True)
 class CompanionPlace:
-    """The place of an indexer's keys: layer ``index`` of a companion of a group's blocks."""
+    """The place of what is kept beside keys: layer ``index`` of a companion of a group; None: of its latents."""
 
     group: int
-    name: str
+    name: str | None
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedPlace:
+    """The places of what a compressor keeps: its entries, and vectors of the latest tokens.
+
+    Args:
+        ratio: tokens of an entry.
+        entries, raw: where they are.
+        overlaps: whether an entry is made of the tokens before its own, too.
+    """
+
+    ratio: int
+    entries: CompanionPlace
+    raw: CompanionPlace
+    overlaps: bool
 
 
 RULE_ORDER: Final[tuple[RuleKind, ...]] = get_args(RuleKind)
@@ -173,7 +197,8 @@ class EngineGroups:
         latents: widths of the two latent vectors, by the same; none for layers without.
         num_vocabulary: columns of the model's logits.
         indexers: place of the keys by which an indexer selects what a layer attends to, by the same.
-        sparse: numbers of the attention calls that attend to what an indexer selects.
+        sparse: numbers of the attention calls that attend to what an indexer selects, or by a mask of the model.
+        compressed: places of what the compressors of a layer keep, by their names, by the same.
         absorbed: layers with latents that are attended to without unfolding them, by the same.
     """
 
@@ -187,6 +212,7 @@ class EngineGroups:
     num_vocabulary: int
     indexers: Mapping[int, CompanionPlace] = field(default_factory=dict)
     sparse: frozenset[int] = frozenset()
+    compressed: Mapping[int, Mapping[str, CompressedPlace]] = field(default_factory=dict)
     absorbed: frozenset[int] = frozenset()
 
     @property
@@ -225,18 +251,6 @@ def group_layers(
         UnsupportedModelError: one source is read by several rules, or what a layer keeps has no place in blocks.
         ConfigurationError: a size is out of range.
     """
-    compressed = next((each for each in layers.entries if each.ratio > 1), None)
-    if compressed is not None:
-        raise UnsupportedModelError(
-            f"layer {compressed.layer_idx} keeps compressed entries beside its keys and values, for which blocks have "
-            "no place here; paged memory would answer wrongly. docs/engine.md lists what is supported"
-        )
-    one = next((source for source in layers.sources if not source.value_dim), None)
-    if one is not None:
-        raise UnsupportedModelError(
-            f"layer {one.layer_idx} keeps one tensor as keys and as values, for which blocks have no place here. "
-            "docs/engine.md lists what is supported"
-        )
     rules = [rule_of_source(layers, number) for number in range(len(layers.sources))]
     specs: list[GroupSpec] = []
     shapes: list[GroupShape] = []
@@ -252,9 +266,11 @@ def group_layers(
         ]
         sources.update({source.layer_idx: LayerPlace(group, index) for index, source in enumerate(members)})
         specs.append(_spec(rule, name, block_size))
-        beside = [entry for entry in layers.entries if entry.layer_idx in {each.layer_idx for each in members}]
+        mine = {each.layer_idx for each in members}
+        beside = [entry for entry in layers.entries if entry.layer_idx in mine and not entry.name]
         indexers.update(_places_beside(group, beside))
         shapes.append(_group_shape(members, beside))
+    compressed = _add_compressed(layers, specs, shapes, block_size)
     state_spec = RecurrentState(checkpoint_interval, num_draft_states=num_draft_states)
     states = _add_states(layers, specs, shapes, state_spec)
     attention = tuple(_attention_layer(layers, number, sources) for number in range(len(layers.calls)))
@@ -262,7 +278,8 @@ def group_layers(
     for number, call in enumerate(layers.calls):
         writers.setdefault(layers.sources[call.source].layer_idx, number)
     latents = {each.layer_idx: (each.key_dim, each.value_dim) for each in layers.sources if each.is_latent}
-    sparse = frozenset(number for number, call in enumerate(layers.calls) if call.is_sparse)
+    ones = {number for number, source in enumerate(layers.sources) if not source.value_dim}
+    sparse = frozenset(number for number, call in enumerate(layers.calls) if call.is_sparse or call.source in ones)
     return EngineGroups(
         tuple(specs),
         tuple(shapes),
@@ -274,6 +291,7 @@ def group_layers(
         layers.num_vocabulary,
         indexers,
         sparse,
+        compressed,
     )
 
 
@@ -303,10 +321,15 @@ def _kind_order(kind: tuple[Rule, _Shape]) -> tuple[int, int, _Shape]:
 def _names(rules: Iterable[Rule]) -> list[str]:
     names: list[str] = []
     for rule in rules:
-        name = f"{rule.kind}_{rule.extent}" if rule.extent else rule.kind
-        number = 1 + sum(other == name or other.startswith(f"{name}:") for other in names)
-        names.append(name if number == 1 else f"{name}:{number}")
+        names.append(_name(rule, names))
     return names
+
+
+def _name(rule: Rule, taken: Sequence[str]) -> str:
+    """Name the next group of a rule. ``taken``: names of the groups before it."""
+    name = f"{rule.kind}_{rule.extent}" if rule.extent else rule.kind
+    number = 1 + sum(other == name or other.startswith(f"{name}:") for other in taken)
+    return name if number == 1 else f"{name}:{number}"
 
 
 def _spec(rule: Rule, name: str, block_size: int) -> GroupSpec:
@@ -325,7 +348,7 @@ def _group_shape(members: Sequence[SourceSpec], beside: Sequence[EntrySpec]) -> 
     first = members[0]
     counts = Counter(_companion_of(each) for each in beside)
     companions = tuple(Companion(name, count, dim, dtype) for (name, dim, dtype), count in counts.items())
-    if first.is_latent:
+    if first.is_latent or not first.value_dim:
         width = first.key_dim + first.value_dim
         return LatentShape(len(members), width, dtype=first.dtype, companions=companions)
     return KeyValueShape(
@@ -345,6 +368,42 @@ def _places_beside(group: int, beside: Sequence[EntrySpec]) -> Iterator[tuple[in
 def _companion_of(entry: EntrySpec) -> tuple[str, int, torch.dtype]:
     """Return the companion that holds keys of an indexer: its name, dimensions and type."""
     return f"indexer {entry.dim} {str(entry.dtype).removeprefix('torch.')}", entry.dim, entry.dtype
+
+
+def _add_compressed(
+    layers: ModelLayers, specs: list[GroupSpec], shapes: list[GroupShape], block_size: int
+) -> dict[int, dict[str, CompressedPlace]]:
+    """Add groups for what compressors keep: all entries in one, and vectors of tokens in one for each rule."""
+    found = [entry for entry in layers.entries if entry.name]
+    kinds: dict[Rule, list[tuple[EntrySpec, int, int]]] = {}
+    for each in found:
+        kinds.setdefault(Rule("full"), []).append((each, each.dim, each.ratio))
+        kinds.setdefault(each.raw_rule, []).append((each, each.raw_dim, 1))
+    places: dict[tuple[Rule, int, str], CompanionPlace] = {}
+    taken = [spec.pool for spec in specs]
+    for rule, kept in kinds.items():
+        name = _name(rule, taken)
+        size = lcm(block_size, *(ratio for _, _, ratio in kept))
+        counts: Counter[tuple[int, torch.dtype, int]] = Counter()
+        for entry, dim, ratio in kept:
+            kind = dim, entry.dtype, ratio
+            is_first = kind == next(iter(counts), kind)
+            beside = None if is_first else f"{ratio}: {dim} {str(entry.dtype).removeprefix('torch.')}"
+            places[rule, entry.layer_idx, entry.name] = CompanionPlace(len(specs), beside, counts[kind])
+            counts[kind] += 1
+        (dim, dtype, ratio), count = next(iter(counts.items()))
+        companions = tuple(
+            Companion(f"{per}: {width} {str(kind).removeprefix('torch.')}", number, width, kind, per)
+            for (width, kind, per), number in list(counts.items())[1:]
+        )
+        specs.append(_spec(rule, name, size))
+        shapes.append(LatentShape(count, dim, dtype=dtype, companions=companions, ratio=ratio))
+    result: dict[int, dict[str, CompressedPlace]] = {}
+    for each in found:
+        entries, raw = (places[rule, each.layer_idx, each.name] for rule in (Rule("full"), each.raw_rule))
+        overlaps = each.num_raw > each.ratio
+        result.setdefault(each.layer_idx, {})[each.name] = CompressedPlace(each.ratio, entries, raw, overlaps)
+    return result
 
 
 def _add_states(
@@ -376,7 +435,7 @@ def _attention_layer(layers: ModelLayers, number: int, sources: dict[int, LayerP
         chunk=chunk,
         soft_cap=call.soft_cap,
         has_sinks=call.has_sinks,
-        is_latent=source.is_latent,
+        is_latent=source.is_latent or not source.value_dim,
     )
 
 

@@ -240,7 +240,7 @@ class _Recorder:
                 update.key.shape[-1],
                 0 if update.is_one else update.value.shape[-1],
                 update.key.dtype,
-                is_latent,
+                is_latent and not update.is_one,
             )
         )
         self.unread = None
@@ -307,9 +307,9 @@ class _Recorder:
                 SEE_TABLE,
             )
         compressed = [
-            EntrySpec(layer_idx, ratio, dim, dtype, num_raw, raw_dim)
+            EntrySpec(layer_idx, ratio, dim, dtype, num_raw, raw_dim, name)
             for layer_idx, layer in enumerate(cache.layers)
-            for ratio, dim, dtype, num_raw, raw_dim in compat.compressed_entries(layer)
+            for name, ratio, dim, dtype, num_raw, raw_dim in compat.compressed_entries(layer)
         ]
         return ModelLayers(
             tuple(self.calls),

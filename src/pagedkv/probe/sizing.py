@@ -28,7 +28,7 @@ from pagedkv.models.memory import (
     weights_nbytes,
 )
 from pagedkv.probe import compat
-from pagedkv.probe.layers import EntrySpec, ModelLayers, Rule, RuleKind, StateSpec, rule_of_source
+from pagedkv.probe.layers import EntrySpec, ModelLayers, Rule, StateSpec, rule_of_source
 from pagedkv.probe.probing import probe
 
 FULL: Final = Rule("full")
@@ -115,8 +115,7 @@ def _kept_by_rule(entries: Sequence[EntrySpec]) -> dict[Rule, list[EntrySpec]]:
     for each in entries:
         kept.setdefault(FULL, []).append(each)
         if each.num_raw:
-            kind: RuleKind = "chunk" if each.num_raw == each.ratio else "window"
-            kept.setdefault(Rule(kind, each.num_raw), []).append(each)
+            kept.setdefault(each.raw_rule, []).append(each)
     return kept
 
 

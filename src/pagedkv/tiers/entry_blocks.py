@@ -37,7 +37,7 @@ class EntryLayout:
         block_nbytes: bytes of a block of each.
 
     Attributes:
-        block_size: tokens of a block of the groups that keep tokens.
+        block_size: tokens of a block of the groups that keep whole prefixes; of others that keep tokens if none does.
         blocks_per_run: blocks of a run: 8, or so many that it has 32 MiB; ``WITHOUT_RUNS`` if there are none.
         alignment: tokens; ends are at multiples of it.
         has_runs: whether a group keeps whole prefixes.
@@ -50,8 +50,9 @@ class EntryLayout:
         self._others = [index for index, spec in enumerate(specs) if not keeps_whole_prefix(spec)]
         self._sizes = [spec.block_size for spec in specs]
         tokens = [spec.block_size for spec in specs if not keeps_state(spec)]
-        self.block_size = min(tokens, default=min(self._sizes))
-        assert all(self._sizes[group] == self.block_size for group in self._whole), "full groups have one block size"
+        whole = [self._sizes[group] for group in self._whole]
+        self.block_size = whole[0] if whole else min(tokens, default=min(self._sizes))
+        assert set(whole) <= {self.block_size}, "full groups have one block size"
         self.alignment = lcm(*self._sizes)
         self.has_runs, self.has_ends = bool(self._whole), bool(self._others)
         together = sum(block_nbytes[group] for group in self._whole)
