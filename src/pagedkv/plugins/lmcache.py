@@ -132,9 +132,10 @@ class PagedKVAdapter(L2AdapterInterface):
         make_ready(of_stores(tier.eviction))
         config = tier.store_config(OBJECT_NBYTES)
         self._store = SharedStore(
-            tier.open_body(identity.fingerprint),
+            tier.open_body(tier.coding.identity_of(identity).fingerprint),
             identity,
             replace(config, max_queued_nbytes=max(config.max_queued_nbytes, FEWEST_QUEUED_NBYTES)),
+            codec=tier.coding,
             rescan_s=RESCAN_S if tier.rescan_s is None else tier.rescan_s or None,
         )
         self._deadline_s = tier.deadline_s
