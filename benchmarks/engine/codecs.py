@@ -131,9 +131,11 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smollm2", action="store_true")
+    parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS), metavar="CODEC")
+    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, metavar="N")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dtypes = ("bfloat16",) if arguments.smollm2 else ("float32", "bfloat16")
+    dtypes = ("float32",) if arguments.smollm2 else ("float32", "bfloat16")
     table = Table("model", "codec", "bytes", "writing MB/s", "reading MB/s", "mean", "largest", "same first token")
     for dtype in dtypes:
         if arguments.smollm2:
@@ -144,14 +146,14 @@ def main() -> None:
             folder = model_folder(weights)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
             words = AutoTokenizer.from_pretrained(folder)(TEXT * 50)["input_ids"]
-            prompts = [words[97 * number : 97 * number + PROMPT_TOKENS] for number in range(NUM_PROMPTS)]
+            prompts = [words[97 * number : 97 * number + PROMPT_TOKENS] for number in range(arguments.prompts)]
         else:
             model = small_model(getattr(torch, dtype))
             generator = torch.Generator().manual_seed(1)
-            prompts = torch.randint(0, 1000, (NUM_PROMPTS, PROMPT_TOKENS), generator=generator).tolist()
+            prompts = torch.randint(0, 1000, (arguments.prompts, PROMPT_TOKENS), generator=generator).tolist()
         exact, _ = next_tokens(LLM(model, CONFIG), prompts)
-        for name, codec in CODECS.items():
-            figures = measure(model, prompts, exact, codec)
+        for name in arguments.codecs:
+            figures = measure(model, prompts, exact, CODECS[name])
             table.add_row(
                 f"{'SmolLM2' if arguments.smollm2 else 'small'} {dtype}",
                 name,
