@@ -140,7 +140,6 @@ BAD: dict[str, tuple[object, SamplingParams, str]] = {
     "no numbers": ([0.5], PARAMS, "prompt 1 must be a text or a list of token ids"),
     "too many answers": ([1], replace(PARAMS, n=6, temperature=1.0), "does not fit"),
     "no room for the fewest tokens": ([1] * 70, SamplingParams(min_tokens=20), "70 tokens and 20 new ones"),
-    "an adapter": (TokensPrompt([1], lora_name="tone"), PARAMS, "prompt 1: lora_name is not served"),
     "embeddings": (TokensPrompt([1], inputs_embeds=torch.zeros(1, 32)), PARAMS, "inputs_embeds is not served"),
     "media": (TokensPrompt([1], media_positions=[(0, 1)]), PARAMS, "media_positions is not served"),
     "no room at all": ([1] * 80, SamplingParams(), "80 tokens and 1 new ones are more than the 80"),

@@ -140,6 +140,7 @@ def make_service(  # noqa: PLR0913 - what tests set, by keywords
     name: str = "small",
     tiers: tuple[Tier, ...] = (),
     events: bool = False,
+    adapters: Mapping[str, str] | None = None,
     **settings: object,
 ) -> Service:
     """Make a service over a small random model whose answers are written."""
@@ -155,6 +156,7 @@ def make_service(  # noqa: PLR0913 - what tests set, by keywords
         max_tokens=longest,
         tiers=tiers,
         events=events,
+        adapters=adapters,
     )
     tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
     llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)

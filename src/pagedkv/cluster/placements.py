@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any, Final, final
 
 from pagedkv.cluster.messages import HEARTBEAT_S, WEIGHTS, ReplicaFacts, RoutedRequest
+from pagedkv.contract.keys import RequestKeys
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing import Choice, ReplicaIndex, ReplicaView, Router, Routing, RoutingRules
 from pagedkv.routing.routers import HOST
@@ -176,7 +177,7 @@ class Placements:
             router, now_s = self._require_router(), self._clock()
             tokens = request.known_token_ids  # an array of its own
             tokens.setflags(write=False)
-            prompt = router.index.hash(tokens, request.intent.keys)
+            prompt = router.index.hash(tokens, RequestKeys(salt=request.intent.salt))
             router.take_back(request.number, prompt, now_s)
             if request.choice is not None:
                 request.failed = [name for name in request.failed if name != request.choice.replica]

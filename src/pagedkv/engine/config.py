@@ -102,6 +102,10 @@ class EngineConfig:
             tenants are not distinguished.
         seed: with a request's number, the seed of its noise if it has none: the same requests in the same order sample
             the same tokens.
+        adapters: folders of LoRA adapters (PEFT), by the name that requests choose one by (``Intent.adapter``); they
+            are loaded into the model's layers (:mod:`pagedkv.engine.adapters`). Without compiled layers, captured
+            steps, absorbed latents and several ranks, and with no draft model that is the model itself. What tiers
+            keep belongs to the set of adapters.
         tiers: where cached content is kept beside the device, the fastest first: ``(HostTier("16GiB"),
             FolderTier("/var/cache/pagedkv", "200GiB"))``, of :mod:`pagedkv.tiers`. Their content is verified, and
             answers stay the same with any failure of a tier. The weights are read once when the engine is built.
@@ -142,6 +146,7 @@ class EngineConfig:
     events: bool = False
     tenants: Mapping[str, TenantLimits] | None = None
     seed: int = 0
+    adapters: Mapping[str, str] | None = None
     tiers: tuple[Tier, ...] = ()
 
     def __post_init__(self) -> None:
@@ -178,6 +183,7 @@ class EngineConfig:
         as_count(self.num_draft_tokens, "num_draft_tokens", most=MOST_TOKENS)
         self._require_one_guesser()
         require_tenants(self.tenants)
+        self._check_adapters()
         as_count(self.max_epoch_lag, "max_epoch_lag")
         as_choice(self.kv_dtype, ("auto", "fp8"), "kv_dtype")
         _check_scales(self.kv_scales, self.kv_dtype)
@@ -189,6 +195,20 @@ class EngineConfig:
             raise ConfigurationError("tiers keep what the prefix cache has: they need prefix_caching=True")
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
+
+    def _check_adapters(self) -> None:
+        """Check names and folders of adapters. Raises ConfigurationError."""
+        if not self.adapters:
+            return
+        require_instance(self.adapters, Mapping, "adapters")
+        for name, folder in self.adapters.items():
+            if not isinstance(name, str) or not name or not isinstance(folder, str):
+                raise ConfigurationError(f"adapters must be folders by name, got {name!r}: {folder!r}")
+        refused = [name for name in ("compile_model", "absorb_latents") if getattr(self, name)]
+        if refused:
+            raise ConfigurationError(
+                f"{' and '.join(refused)} read weights once, which an adapter changes from pass to pass: leave one out"
+            )
 
     def _require_one_guesser(self) -> None:
         """Refuse a draft model beside lookups. Raises ConfigurationError."""

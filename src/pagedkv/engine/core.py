@@ -31,8 +31,10 @@ from typing import Final, final
 from pagedkv.contract.answers import TierEvents
 from pagedkv.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.device import is_device_failure
+from pagedkv.engine.adapters import Adapters
 from pagedkv.engine.answering import Answering, Sampler
 from pagedkv.engine.captured_passes import CaptureState
 from pagedkv.engine.config import EngineConfig
@@ -95,6 +97,7 @@ class EngineCore:
         whole: for tiers at rank 0, what was known of the model before it was split; None: there are no tiers.
         draft: a model that proposes tokens, whose groups are the last ones of ``groups``
             (:func:`~pagedkv.engine.drafter.paired`); None: there is none.
+        adapters: the model's adapters, which requests choose from; None: there are none.
 
     Attributes:
         space: the block space; to be read only.
@@ -125,13 +128,14 @@ class EngineCore:
         ranks: RankGroup | None = None,
         whole: WholeModel | None = None,
         draft: DraftModel | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         require_draft_model(config, draft)
         self._ranks = ranks
         self.driver = Driver()
         self._model, self._draft_model = model, None if draft is None else draft.model
         self._borrowed = BorrowedModel(*(each for each in (model, self._draft_model) if each is not None))
-        self._parts = EngineParts(model, groups, config, ModelTraits(replays_steps, continues), ranks, draft)
+        self._parts = EngineParts(model, groups, config, ModelTraits(replays_steps, continues), ranks, draft, adapters)
         self.config = config = self._parts.config
         self.space, self.executor = self._parts.space, self._parts.executor
         self.memory, self.absorbed = self._parts.memory, self._parts.absorbed
@@ -143,7 +147,7 @@ class EngineCore:
         limit = config.num_draft_states if groups.states else config.predicted_tokens
         self._num_predicted = min(limit, config.predicted_tokens)
         answering = Answering(BatchSampler(self.vocabulary_size) if sampler is None else sampler)
-        self._rules = RequestRules(config, self.space, self.model_end_ids, self.vocabulary_size, decode)
+        self._rules = RequestRules(config, self.space, self.model_end_ids, self.vocabulary_size, decode, adapters)
         self._clock = clock
         self._live = LiveRequests(
             self.scheduler, self.space, self._rules, tiers=tiers, answering=answering, clock=clock
@@ -320,7 +324,7 @@ class EngineCore:
                 self._live.tiers.reset()
 
     def forget(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", start: int = 0) -> int:
-        """Drop a prompt, and everything that continues it, from the prefix cache and from every tier.
+        """Drop a prompt, and everything that continues it, from the prefix cache and from every tier, of all adapters.
 
         Requests under way are not affected. Tiers do not store the prompt again while this engine exists.
 
@@ -338,14 +342,18 @@ class EngineCore:
         with self._driving():
             self._land()
             tokens = as_token_array(prompt_token_ids)
-            keys = Intent(salt=salt).keys
             start = as_count(start, "start")
-            if self._live.tiers is not None:
-                self._live.tiers.forget(tokens, keys, start)
-            return self.space.forget(tokens, keys=keys, start=start)
+            num_dropped = 0
+            for keys in self._rules.all_keys(salt):
+                if self._live.tiers is not None:
+                    self._live.tiers.forget(tokens, keys, start)
+                num_dropped += self.space.forget(tokens, keys=keys, start=start)
+            return num_dropped
 
     def forget_branches(self, prompts: Sequence[Int32Array], *, salt: bytes = b"") -> int:
         """Drop the end of each prompt that nothing else shares from the prefix cache; tiers keep what they have.
+
+        Those of requests with an adapter too.
 
         Args:
             prompts: int32 ``[n]`` each, such as the turns of an agent's session that is over.
@@ -360,8 +368,10 @@ class EngineCore:
         """
         with self._driving():
             self._land()
-            keys = Intent(salt=salt).keys
-            return sum(self.space.forget_branch(as_token_array(prompt), keys=keys) for prompt in prompts)
+            tokens = [as_token_array(prompt) for prompt in prompts]
+            return sum(
+                self.space.forget_branch(each, keys=keys) for keys in self._rules.all_keys(salt) for each in tokens
+            )
 
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
         """Begin a new epoch of weights with the next step: blocks computed by older weights are not hit any more.
@@ -421,6 +431,8 @@ class EngineCore:
     def export(self, prompt_token_ids: Int32Array, path: str | Path, *, salt: bytes = b"") -> int:
         """Write the cached blocks of a prompt to a file for another process or machine, as frames with checksums.
 
+        Of requests without an adapter, as what :meth:`import_`, :meth:`hand_over` and :meth:`take_over` bring.
+
         Args:
             prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
             path: the file, which is written atomically.
@@ -436,7 +448,7 @@ class EngineCore:
         """
         with self._driving():
             self._land()
-            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            tokens, keys = as_token_array(prompt_token_ids), RequestKeys(salt=salt)
             return write_prefix(Path(path), self._file_content(), self.space, tokens, keys)
 
     def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
@@ -455,7 +467,7 @@ class EngineCore:
         """
         with self._driving():
             self._land()
-            return read_prefix(Path(path), self._file_content(), self.space, Intent(salt=salt).keys)
+            return read_prefix(Path(path), self._file_content(), self.space, RequestKeys(salt=salt))
 
     def _file_content(self) -> StoredContent:
         if self._content is None:
@@ -488,7 +500,7 @@ class EngineCore:
         """
         with self._driving():
             self._land()
-            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            tokens, keys = as_token_array(prompt_token_ids), RequestKeys(salt=salt)
             if link is not None:
                 return hand_over_direct(link, self._file_content(), self.space, tokens, keys)
             return self._shared_tiers().hand_over(tokens, keys, timeout_s)
@@ -525,7 +537,7 @@ class EngineCore:
             raise ConfigurationError("the hand-off is in the memory of its engine: pass a link (NixlLink)")
         with self._driving():
             self._land()
-            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            tokens, keys = as_token_array(prompt_token_ids), RequestKeys(salt=salt)
             if link is not None:
                 content = self._file_content()
                 return take_over_direct(hand_off, link, timeout_s, content, self.space, tokens, keys)

@@ -19,6 +19,7 @@ import torch
 from pagedkv.contract.arguments import TokenIds, as_token_array
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import TenantLimits
+from pagedkv.engine.adapters import Adapters
 from pagedkv.engine.answer_stream import NewTokens, TokenUpdate
 from pagedkv.engine.answering import Sampler
 from pagedkv.engine.config import EngineConfig
@@ -33,10 +34,11 @@ from pagedkv.engine.ranked_content import WholeModel
 from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.request import PLAIN, EngineRequest, Intent
 from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
-from pagedkv.engine.self_test import self_test
+from pagedkv.engine.self_test import SelfTest, self_test
 from pagedkv.engine.sharding import RankPart, shard
 from pagedkv.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
 from pagedkv.probe import compat
+from pagedkv.probe.compat import BorrowedModel
 from pagedkv.probe.layers import EngineGroups, group_layers
 from pagedkv.probe.probing import probe, require_supported
 from pagedkv.tiers.served import TierStatistics
@@ -112,12 +114,11 @@ class LLM:
                 whole = WholeModel(find_groups(model, config), model_digest(model))
             self._part = shard(model, ranks.rank, ranks.size, ranks.add_up)
             ranks.meet()  # some may have taken longer to load it
+        adapters = _loaded_adapters(model, config, has_others=ranks is not None or draft_model is model)
         self.groups = find_groups(model, config)
         self.self_test = None
         if config.self_test or self.groups.states:
-            self.self_test = self_test(model, self.groups, refuses=not config.accept_differences)
-            if self.self_test.refusal is not None:
-                LOG.warning("%s", self.self_test.refusal)
+            self.self_test = self._tested(model, config, adapters)
         found = self.self_test
         draft = None
         if draft_model is not None:
@@ -134,9 +135,21 @@ class LLM:
             ranks=ranks,
             whole=whole,
             draft=draft,
+            adapters=adapters,
         )
         LOG.info("%s; the engine was built in %.1f s", self.core.choices, perf_counter() - begun)
         self._tokenizer = tokenizer
+
+    def _tested(self, model: compat.Model, config: EngineConfig, adapters: Adapters | None) -> SelfTest:
+        """Test the model by itself, then with each adapter; return what was found of it by itself."""
+        found = self_test(model, self.groups, refuses=not config.accept_differences)
+        if found.refusal is not None:
+            LOG.warning("%s", found.refusal)
+        if adapters is not None:
+            for name in adapters.names:
+                with BorrowedModel(model).alone(), adapters.active(name):
+                    self._tested(model, config, None)
+        return found
 
     def generate(
         self,
@@ -388,6 +401,15 @@ def _require_for_ranks(
             f"rank {ranks.rank} has its model on {model.device}, and its device is {ranks.device}: move it there "
             "before the engine is built, or make the RankGroup with the model's device"
         )
+
+
+def _loaded_adapters(model: compat.Model, config: EngineConfig, *, has_others: bool) -> Adapters | None:
+    """Load a configuration's adapters; None: it has none. Raises ConfigurationError."""
+    if not config.adapters:
+        return None
+    if has_others:
+        raise ConfigurationError("adapters need a model in one process, which is not its own draft model")
+    return Adapters(model, config.adapters)
 
 
 def compile_loops(config: EngineConfig) -> None:

@@ -20,6 +20,7 @@ import torch
 from pagedkv.attention import AttentionBackend, backend_for
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
+from pagedkv.engine.adapters import Adapters
 from pagedkv.engine.captured_passes import CapturedPasses, of_tables, what_prevents_graphs
 from pagedkv.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.engine.config import MOST_BLOCKS, EngineConfig
@@ -52,6 +53,7 @@ class EngineParts:
     Args:
         model, groups, config, ranks, draft: as of :class:`~pagedkv.engine.core.EngineCore`.
         traits: of its recurrent layers.
+        adapters: those of the model, which is not compiled or captured with them; None: there are none.
 
     Attributes:
         space: the block space; executor: storage and block tables; runner: the model's passes.
@@ -74,6 +76,7 @@ class EngineParts:
         traits: ModelTraits,
         ranks: RankGroup | None,
         draft: DraftModel | None,
+        adapters: Adapters | None = None,
     ) -> None:
         if ranks is not None and groups.sparse:
             raise UnsupportedModelError(
@@ -81,11 +84,13 @@ class EngineParts:
                 "serve it on one"
             )
         may_fall_back = config.compile_model is None
+        self.adapters = adapters
         config, self.choices = chosen_for(config, groups, model.device)
         self.config, self._model = config, model
         self._ranks, self._draft_model = ranks, None if draft is None else draft.model
+        wanted = config.absorb_latents if adapters is None else False  # whose matrices an adapter may change
         self.absorbed = AbsorbedLatents(
-            model, latents_to_absorb(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
+            model, latents_to_absorb(model, groups, wanted=wanted, is_sharded=ranks is not None)
         )
         self._groups = groups = config.stored(replace(groups, absorbed=frozenset(self.absorbed.by_layer)), model.device)
         self.config, told = with_memory(config, groups, model.device, is_sharded=ranks is not None)
@@ -122,6 +127,8 @@ class EngineParts:
     def _new_runner(self, traits: ModelTraits, compiled: CompiledModel | None) -> ModelRunner:
         model, groups = self._model, self._groups
         uncaptured = what_prevents_graphs(groups, model.device, are_wanted=self.config.capture_steps)
+        if self.adapters is not None:
+            uncaptured = uncaptured or "adapters change what its layers compute from pass to pass"
         return ModelRunner(
             model,
             groups,
@@ -135,6 +142,7 @@ class EngineParts:
             unfoldings=self.absorbed.by_call(groups),
             add_up=None if self._ranks is None else self._ranks.add_up,
             share=None if self._ranks is None else self._ranks.share,
+            adapters=self.adapters,
         )
 
     def content(self, whole: WholeModel | None) -> StoredContent | None:
@@ -238,6 +246,8 @@ def chosen_for(config: EngineConfig, groups: EngineGroups, device: torch.device)
     """
     nowhere = None if device.type == "cuda" else f"the model is on {device.type}"
     uncompiled = nowhere or what_prevents_compiling(groups)
+    if config.adapters:
+        uncompiled = uncompiled or "adapters change what its layers compute from pass to pass"
     apart = nowhere or ("a draft model needs the last token of each sequence" if config.num_draft_tokens else None)
     if config.compile_model is not None:
         uncompiled = None if config.compile_model else "compile_model is off"

@@ -1,10 +1,10 @@
-"""Prompts of every kind: a text, token ids, token ids with an adapter, embeddings or media, or a conversation.
+"""Prompts of every kind: a text, token ids, token ids with embeddings or media, or a conversation.
 
 A conversation is written down by the template of the model's tokenizer. transformers renders it
 (``apply_chat_template``); errors of a conversation are raised here.
 
-Adapters, embeddings and media have fields here, and in the keys of blocks
-(:class:`~pagedkv.contract.keys.RequestKeys`), but the engine cannot compute with them yet: it refuses them.
+Embeddings and media have fields here, and media in the keys of blocks (:class:`~pagedkv.contract.keys.RequestKeys`),
+but the engine cannot compute with them yet: it refuses them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -103,24 +103,21 @@ def _require_messages(messages: Sequence[Message]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokensPrompt:
-    """Token ids, with an adapter, embeddings or media.
+    """Token ids, with embeddings or media. An adapter is chosen by ``Intent.adapter``.
 
     Args:
         token_ids: of the prompt.
-        lora_name: adapter of the weights; not served yet.
         inputs_embeds: float ``[tokens, width]`` in place of embeddings of the ids; not served yet.
         media_positions: ``(first, stop)`` of the placeholder tokens of images or sound; not served yet.
     """
 
     token_ids: Sequence[int]
-    lora_name: str | None = None
     inputs_embeds: torch.Tensor | None = None
     media_positions: Sequence[tuple[int, int]] = ()
 
     def require_supported(self) -> None:
         """Raise RequestError for fields that the engine does not serve yet."""
         requested = {
-            "lora_name": self.lora_name is not None,
             "inputs_embeds": self.inputs_embeds is not None,
             "media_positions": len(self.media_positions) > 0,
         }

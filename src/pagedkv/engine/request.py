@@ -4,9 +4,9 @@ The scheduler's :class:`~pagedkv.scheduling.Request` has counts and rows. An :cl
 prompt, and those generated for each of its samples. The scheduler reads them from here when a preempted request is
 computed again.
 
-An :class:`Intent` has the caller's hints: tenant, priority, leases, predicted answer. It changes no token of an answer,
-as :class:`SamplingParams` changes no block. It reaches the scheduler and the block space with the request; forks
-inherit it, and a preempted request keeps it.
+An :class:`Intent` has the caller's hints: tenant, priority, leases, predicted answer. But for its adapter it changes no
+token of an answer, as :class:`SamplingParams` changes no block. It reaches the scheduler and the block space with the
+request; forks inherit it, and a preempted request keeps it.
 
 A :class:`Sample` is independent of rows and blocks: a preemption by swap does not change it, and a preemption by
 recompute only if several answers of one prompt start again.
@@ -63,6 +63,8 @@ class Intent(CacheIntent):
             before all other content. Excludes ``keep_for_s``.
         publish: what other requests may hit of it: "all", its "prompt", or "none".
         salt: requests of different salts share no content, and do not hit each other's.
+        adapter: the adapter of ``EngineConfig.adapters`` that its tokens are computed with, the one field that changes
+            them. Requests of different adapters share no content either. None: the model without an adapter.
         priority: requests of a higher one are scheduled first.
         replaces: a request that this one supersedes, such as the turn before it in a conversation. What only that one
             has is evicted first, from when both this one is admitted and that one has ended. It is not aborted.
@@ -78,6 +80,7 @@ class Intent(CacheIntent):
     """
 
     salt: bytes = field(default=b"", repr=False)  # a secret of its tenant
+    adapter: str | None = None
     priority: int = 0
     replaces: "EngineRequest | None" = None
     prediction: tuple[int, ...] = field(default=(), repr=False)
@@ -88,6 +91,8 @@ class Intent(CacheIntent):
         CacheIntent.__post_init__(self)  # super() fails in a dataclass with slots, which is a new class
         if not isinstance(self.salt, bytes):
             raise RequestError(f"salt must be bytes, got {self.salt!r}")
+        if not isinstance(self.adapter, str | None):
+            raise RequestError(f"adapter must be a name or None, got {self.adapter!r}")
         priority = as_count(
             self.priority, "priority", least=-LARGEST_PRIORITY, most=LARGEST_PRIORITY, error=RequestError
         )
@@ -98,11 +103,6 @@ class Intent(CacheIntent):
             except TokenError as problem:
                 raise RequestError(f"{name} must be token ids: {problem}") from problem
             object.__setattr__(self, name, tuple(tokens.tolist()))
-
-    @property
-    def keys(self) -> RequestKeys:
-        """The extra keys of its blocks."""
-        return RequestKeys(salt=self.salt) if self.salt else NO_KEYS
 
     def for_fork(self, num_tokens: int) -> "Intent":
         """Return the intent of a fork whose prompt has so many tokens: it replaces no request and predicts nothing."""
@@ -299,7 +299,7 @@ class RequestSpec:
         seed: seed of its noise if the parameters have none.
         vocab_size: columns of the logits.
         decode: maps token ids to text; None without a tokenizer.
-        intent: hints about caching and scheduling.
+        intent: hints about caching and scheduling; keys: the extra keys of its blocks, of salt and adapter.
     """
 
     prompt_token_ids: Int32Array
@@ -311,6 +311,7 @@ class RequestSpec:
     vocab_size: int
     decode: Decode | None
     intent: Intent = PLAIN
+    keys: RequestKeys = field(default=NO_KEYS, repr=False)  # a salt is a secret
 
     def make_samples(self, num_samples: int) -> list[Sample]:
         """Make answers, or beams, without tokens, or with those of the intent's ``answered``.
@@ -402,7 +403,7 @@ class EngineRequest:
             self._load,
             num_sequences=len(self.live),
             priority=self.intent.priority,
-            keys=self.intent.keys,
+            keys=spec.keys,
             max_hit_tokens=0 if self.needs_prompt_logprobs else None,
             intent=NO_INTENT if self.intent is PLAIN else self.intent,
             replaces=None if self.intent.replaces is None else self.intent.replaces.scheduled,
@@ -465,8 +466,8 @@ class EngineRequest:
             params: parameters of the fork; None: those of this request, with the rest of its ``max_tokens``, and other
                 noise.
             sample: index of the answer.
-            intent: of the fork; None: this one's. With another tenant, salt or publish limit, the fork shares no rows'
-                blocks, and hits only what the prefix cache grants it.
+            intent: of the fork; None: this one's. With another tenant, salt, adapter or publish limit, the fork shares
+                no rows' blocks, and hits only what the prefix cache grants it.
 
         Returns:
             A request like any other, whose prompt is the tokens that it begins with. It has ended, "rejected", if its

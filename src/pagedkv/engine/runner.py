@@ -58,6 +58,7 @@ from pagedkv.attention import AttentionBackend, StepMetadata, Unfolding
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.contract.plan import StepPlan
 from pagedkv.device import PlanExecutor, StepInputs
+from pagedkv.engine.adapters import Adapters
 from pagedkv.engine.captured_passes import CapturedPasses, CaptureState
 from pagedkv.engine.compiled_model import COMPILED, CompiledModel, first_tokens
 from pagedkv.engine.forward_pass import ForwardPass, PagedCache
@@ -86,6 +87,7 @@ class FlatBatch:
         chunk_starts: where each chunk begins in the flat row.
         sources: int64 ``[tokens]``: the row whose last token a token is, which a step in flight samples, or -1; None:
             all tokens are known.
+        adapters: the adapter of each sequence, a name or None for none; empty: no sequence has one.
     """
 
     token_ids: Int32Array
@@ -95,6 +97,16 @@ class FlatBatch:
     source: Int64Array
     chunk_starts: tuple[int, ...] = ()
     sources: Int64Array | None = None
+    adapters: Sequence[str | None] = ()
+
+
+def adapters_of(batch: Batch) -> Sequence[str | None]:
+    """Return the adapter of each row of a batch, in the order of its plan; empty: no row has one. O(rows)."""
+    by_row: dict[int, str | None] = {chunk.row: chunk.request.keys.lora_name for chunk in batch.prefilling}
+    for request in () if batch.decoding is None else batch.decoding.requests:
+        by_row.update(dict.fromkeys(request.rows, request.keys.lora_name))
+    adapters = [by_row[row] for row in batch.plan.compute.rows.tolist()]
+    return adapters if any(name is not None for name in adapters) else ()
 
 
 def flatten(batch: Batch) -> FlatBatch:
@@ -210,6 +222,7 @@ class _Piece:
         places: their sequences; ranges: the positions of each sequence.
         is_batch: whether they are equally many tokens of each sequence; else they are all of one sequence.
         is_prompt: whether recurrent layers compute them as a prompt, even a single token.
+        adapter: the adapter that it is computed with; None: none.
     """
 
     tokens: Int64Array
@@ -217,6 +230,7 @@ class _Piece:
     ranges: Sequence[tuple[int, int]]
     is_batch: bool
     is_prompt: bool
+    adapter: str | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -345,6 +359,7 @@ class ModelRunner:
         unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: of none.
         add_up: sums a tensor over all ranks, in place, for compiled layers; None: there is one rank.
         share: copies a tensor of rank 0 to all ranks, in place; None: there is one rank.
+        adapters: the model's adapters; None: there are none.
 
     Attributes:
         borrowed: access to the model, which other engines may share.
@@ -367,7 +382,9 @@ class ModelRunner:
         unfoldings: Mapping[int, Unfolding] | None = None,
         add_up: Callable[[torch.Tensor], object] | None = None,
         share: Callable[[torch.Tensor], object] | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._unfoldings = unfoldings
         self._add_up = add_up
         self._continues = continues
@@ -476,7 +493,7 @@ class ModelRunner:
         """
         positions = plan.compute.positions().astype(np.int64)
         wanted = batch.wanted
-        if not (self._groups.in_rows or scorings or is_scored):
+        if not (self._groups.in_rows or scorings or is_scored or batch.adapters):
             with torch.inference_mode(), self.borrowed.calling(self._implementation):
                 return self._compute_flat(inputs, batch, positions)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
@@ -488,11 +505,8 @@ class ModelRunner:
                     return logits
             step = StepMetadata.of(inputs)
             token_ids = self._token_ids(batch)
-            if not self._groups.in_rows:
-                piece = _Piece(np.arange(len(batch.token_ids)), (), (), is_batch=False, is_prompt=False)
-                return self._run(piece, step, {}, token_ids, positions, wanted, scorings)
             answers = []
-            for piece in self._pieces(plan, batch):
+            for piece in self._pieces(plan, batch) if self._groups.in_rows else _flat_pieces(plan, batch):
                 mine = np.flatnonzero(np.isin(piece.tokens, wanted))
                 blocks = self._state_blocks(piece, inputs)
                 logits = self._run(piece, self._part(step, piece), blocks, token_ids, positions, mine, scorings)
@@ -580,13 +594,14 @@ class ModelRunner:
         self._cache.begin(forward_pass)
         self._cache.load_states(states, self._groups.states, is_prompt=piece.is_prompt)
         watched = watched_head(self._model) if scorings else nullcontext()
-        with watched as head:
+        adapted = nullcontext() if self._adapters is None else self._adapters.active(piece.adapter)
+        with adapted, watched as head:
             behind = torch.from_numpy(wanted).to(self._device)
             logits = forward_pass.run(self._call_model, ids, where, behind)
-        self._write_states(blocks)
-        if head is not None:
-            for scoring in scorings:
-                scoring.take(piece.tokens, head)
+            self._write_states(blocks)
+            if head is not None:
+                for scoring in scorings:
+                    scoring.take(piece.tokens, head)
         return logits
 
     def _flat_pass(
@@ -633,15 +648,19 @@ class ModelRunner:
         offsets = plan.compute.offsets()
         ranges = list(zip(plan.compute.starts.tolist(), plan.compute.ends.tolist(), strict=True))
         decoding = sorted(batch.decoding.tolist())
+        adapters = batch.adapters or [None] * len(ranges)
         if not self._groups.states:
-            yield from _rows_of_equal_length(offsets, ranges, decoding, is_one=bool(self._groups.compressed))
+            is_one = bool(self._groups.compressed)
+            yield from _rows_of_equal_length(offsets, ranges, decoding, adapters, is_one=is_one)
             return
-        if decoding and self._decodes_together:
-            longest = max(ranges[place][1] - ranges[place][0] for place in decoding)
+        for adapter in dict.fromkeys(adapters[place] for place in decoding) if self._decodes_together else ():
+            together = [place for place in decoding if adapters[place] == adapter]
+            longest = max(ranges[place][1] - ranges[place][0] for place in together)
             for step in range(longest):
-                mine = [place for place in decoding if ranges[place][0] + step < ranges[place][1]]
+                mine = [place for place in together if ranges[place][0] + step < ranges[place][1]]
                 tokens, starts = offsets[mine].astype(np.int64) + step, [ranges[place][0] + step for place in mine]
-                yield _Piece(tokens, mine, [(start, start + 1) for start in starts], is_batch=True, is_prompt=False)
+                first_ones = [(start, start + 1) for start in starts]
+                yield _Piece(tokens, mine, first_ones, is_batch=True, is_prompt=False, adapter=adapter)
         for place, (start, end) in enumerate(ranges):
             if self._decodes_together and place in decoding:
                 continue
@@ -651,7 +670,8 @@ class ModelRunner:
                 if place in decoding:
                     stop, is_prompt = first + 1, False
                 tokens = int(offsets[place]) + np.arange(first - start, stop - start)
-                yield _Piece(tokens, [place], [(first, stop)], is_batch=False, is_prompt=is_prompt)
+                own = adapters[place]
+                yield _Piece(tokens, [place], [(first, stop)], is_batch=False, is_prompt=is_prompt, adapter=own)
                 first = stop
 
     def _end_of_piece(self, first: int, end: int, num_prompt: int) -> tuple[int, bool]:
@@ -665,11 +685,15 @@ class ModelRunner:
 
     def _part(self, step: StepMetadata, piece: _Piece) -> StepMetadata:
         """Select the metadata of a piece's tokens from those of the step."""
+        if not self._groups.in_rows and len(piece.places) == step.num_places:
+            return step
         part = step.select(torch.tensor(piece.places), torch.from_numpy(piece.tokens))
         return part.with_ranges([start for start, _ in piece.ranges], [stop for _, stop in piece.ranges])
 
     def _state_blocks(self, piece: _Piece, inputs: StepInputs) -> dict[int, StateBlocks]:
         """Return, by group, the state blocks that each sequence of a piece reads and writes."""
+        if not self._groups.states:
+            return {}
         places = torch.tensor(piece.places, device=self._device)
         ranges = torch.tensor(piece.ranges, device=self._device)
         return {
@@ -706,21 +730,39 @@ def _sum_nothing(partial: torch.Tensor) -> None:
 
 
 def _rows_of_equal_length(
-    offsets: npt.NDArray[np.integer], ranges: Sequence[tuple[int, int]], decoding: Sequence[int], *, is_one: bool
+    offsets: npt.NDArray[np.integer],
+    ranges: Sequence[tuple[int, int]],
+    decoding: Sequence[int],
+    adapters: Sequence[str | None],
+    *,
+    is_one: bool,
 ) -> Iterator[_Piece]:
     """Split a step without states into passes: decoding sequences with equally many drafts together, prompts alone.
 
     A prompt may hit blocks that another one computes in this step. That one begins before the end of the hit, so
     prompts are computed in the order of their first positions. With ``is_one`` decoding sequences are alone, too.
     """
-    together: dict[tuple[int, int], list[int]] = {}
+    together: dict[tuple[object, ...], list[int]] = {}
     for place in decoding:
-        together.setdefault((ranges[place][1] - ranges[place][0], place if is_one else 0), []).append(place)
+        alike = (ranges[place][1] - ranges[place][0], place if is_one else 0, adapters[place])
+        together.setdefault(alike, []).append(place)
     prompts = sorted({*range(len(ranges))}.difference(decoding), key=lambda place: ranges[place][0])
     for places in (*together.values(), *([place] for place in prompts)):
         tokens = np.concatenate([np.arange(offsets[place], offsets[place + 1], dtype=np.int64) for place in places])
         if len(tokens):
-            yield _Piece(tokens, places, [ranges[place] for place in places], is_batch=True, is_prompt=False)
+            mine, adapter = [ranges[place] for place in places], adapters[places[0]]
+            yield _Piece(tokens, places, mine, is_batch=True, is_prompt=False, adapter=adapter)
+
+
+def _flat_pieces(plan: StepPlan, batch: FlatBatch) -> Iterator[_Piece]:
+    """Split a step of a model of attention alone into a pass for each adapter, of flat rows."""
+    compute, offsets = plan.compute, plan.compute.offsets()
+    adapters = batch.adapters or [None] * len(compute.rows)
+    for adapter in dict.fromkeys(adapters):
+        mine = [place for place, name in enumerate(adapters) if name == adapter]
+        tokens = np.concatenate([np.arange(offsets[place], offsets[place + 1]) for place in mine])
+        ranges = list(zip(compute.starts[mine].tolist(), compute.ends[mine].tolist(), strict=True))
+        yield _Piece(tokens, mine, ranges, is_batch=False, is_prompt=False, adapter=adapter)
 
 
 @contextmanager

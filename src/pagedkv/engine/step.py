@@ -27,7 +27,9 @@ import torch
 
 from pagedkv.contract.arguments import require_instance
 from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.keys import RequestKeys
 from pagedkv.device import StepInputs, is_device_failure
+from pagedkv.engine.adapters import Adapters, keys_for
 from pagedkv.engine.answering import Answering, RowLists, SampledRow, Sampling, Taken, lines_of
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.engine_tiers import EngineTiers
@@ -35,7 +37,7 @@ from pagedkv.engine.outputs import FinishReason, StepRecord
 from pagedkv.engine.parts import EngineParts
 from pagedkv.engine.ranks import RankGroup, SentStep
 from pagedkv.engine.request import PLAIN, Decode, EngineRequest, Intent, RequestSpec
-from pagedkv.engine.runner import FlatBatch, PromptScoring, flatten, scorings_of
+from pagedkv.engine.runner import FlatBatch, PromptScoring, adapters_of, flatten, scorings_of
 from pagedkv.engine.sampling import SamplingParams, seed_of
 from pagedkv.errors import ConfigurationError, PagedKVError, RequestError
 from pagedkv.scheduling import AbortedBatches, Batch, Progress, Request, Scheduler, longest_alone
@@ -170,6 +172,7 @@ class RequestRules:
         end_ids: tokens that end a sequence, unless its request ignores them.
         num_vocabulary: columns of the logits.
         decode: maps token ids to text, for stop texts; None: there are none.
+        adapters: the model's adapters; None: there are none.
     """
 
     def __init__(
@@ -179,7 +182,9 @@ class RequestRules:
         end_ids: frozenset[int],
         num_vocabulary: int,
         decode: Decode | None,
+        adapters: Adapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._config = config
         self._space = space
         self._end_ids = end_ids
@@ -227,7 +232,13 @@ class RequestRules:
             self._num_vocabulary,
             self._decode,
             intent,
+            keys_for(self._adapters, intent.adapter, intent.salt),
         )
+
+    def all_keys(self, salt: bytes) -> list[RequestKeys]:
+        """Return the extra keys of blocks of all requests with a salt: without an adapter, and with each."""
+        names = () if self._adapters is None else self._adapters.names
+        return [keys_for(self._adapters, name, salt) for name in (None, *names)]
 
     def too_large(self, spec: RequestSpec) -> RequestError:
         """Return the error for a request that does not fit the pools, even alone."""
@@ -536,6 +547,8 @@ class StepLoop:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         flat = flatten(batch)
+        if self._parts.adapters is not None:
+            flat = replace(flat, adapters=adapters_of(batch))
         plan = batch.plan
         scorings: Sequence[PromptScoring] = ()
         if batch.prefilling:

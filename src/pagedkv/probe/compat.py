@@ -21,9 +21,11 @@ copied and written to files; so they are listed here while an engine refers to t
 import inspect
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Any, Final, Protocol, TypeAlias, cast, final
 from weakref import WeakValueDictionary
 
@@ -44,6 +46,7 @@ __all__ = [
     "State",
     "Zeros",
     "accepts",
+    "adapted_layers",
     "attention_configs",
     "be_silent",
     "body",
@@ -60,10 +63,12 @@ __all__ = [
     "foreign_layers",
     "forward",
     "generate_padded",
+    "has_adapters",
     "has_indexer",
     "is_linear",
     "language_weights",
     "listening",
+    "load_adapter",
     "load_model",
     "load_state",
     "load_tokenizer",
@@ -329,6 +334,26 @@ def load_model(name: str, dtype: str, device: str) -> Model:
     """Load a decoder from a folder or by its name, to a device, in evaluation mode. Raises as transformers does."""
     transformers.utils.logging.disable_progress_bar()
     return cast("Model", AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval().to(device))
+
+
+def has_adapters(model: Model) -> bool:
+    """Return whether PEFT has loaded adapters into a model's layers. O(modules)."""
+    return bool(adapted_layers(model))
+
+
+def adapted_layers(model: Model) -> tuple[torch.nn.Module, ...]:
+    """Return the layers that have adapters. O(modules)."""
+    return tuple(module for module in model.modules() if hasattr(module, "_active_adapter"))
+
+
+def load_adapter(model: Model, folder: str, name: str) -> Any:  # noqa: ANN401 - transformers' report of keys
+    """Load an adapter from a folder into a model's layers, under PEFT's name of it. Raises as transformers does."""
+    import_module("peft")  # transformers raises a ValueError without it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice for training
+        report = model.load_adapter(folder, adapter_name=name)
+    model.eval()
+    return report
 
 
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - of any class

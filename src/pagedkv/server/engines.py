@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, final
 
 from pagedkv.contract.arrays import Int32Array
@@ -96,6 +96,7 @@ class EngineFacts:
         vocabulary_size: columns of the model's logits.
         end_ids: the model's own end tokens.
         choices: a sentence that tells whether the model is compiled and steps overlap (``EngineCore.choices``).
+        adapters: folders of the adapters that requests may choose, by name.
     """
 
     max_tokens: int
@@ -108,6 +109,7 @@ class EngineFacts:
     vocabulary_size: int
     end_ids: frozenset[int]
     choices: str
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, llm: LLM) -> Self:
@@ -124,6 +126,7 @@ class EngineFacts:
             core.vocabulary_size,
             frozenset(core.model_end_ids),
             core.choices,
+            dict(core.config.adapters or {}),
         )
 
 

@@ -159,6 +159,7 @@ class GenerationRequest:
         prediction: the client's prediction of the answer, as token ids.
         keeps_stop: whether an answer includes the stop text that ends it.
         session: the client's name of the session that it belongs to; None: of none.
+        adapter: the adapter that the answers are computed with; None: none.
     """
 
     endpoint: str
@@ -173,6 +174,7 @@ class GenerationRequest:
     prediction: tuple[int, ...] = ()
     keeps_stop: bool = False
     session: str | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

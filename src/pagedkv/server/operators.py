@@ -124,11 +124,11 @@ def add_operators(app: FastAPI, service: Service, caller_of: Callable[[Request],
     async def information(request: Request) -> Response:
         """Answer with what is served, and what the engine chose."""
         require_administrator(request, "information about the server needs")
-        facts, config = service.engine.facts, service.config
+        facts = service.engine.facts
         return json_response(
             {
                 "version": app.version,
-                "models": [config.model_name, *config.aliases],
+                "models": [*service.names, *facts.adapters],
                 "max_model_len": facts.max_tokens,
                 "block_size": facts.block_size,
                 "num_blocks": service.engine.last_numbers.num_blocks,

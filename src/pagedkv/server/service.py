@@ -78,6 +78,9 @@ class Service:
         tokenizer: for prompts and answers; None: prompts and answers are token ids alone.
         wall_clock: returns seconds of the Unix epoch.
 
+    Raises:
+        ConfigurationError: an adapter has a name of the model.
+
     Attributes:
         is_draining: whether new requests are refused because the server is stopping.
         is_asleep: whether they are refused because the engine sleeps, or is about to.
@@ -118,6 +121,11 @@ class Service:
         self.is_asleep = False
         self._sleeping = asyncio.Lock()
         self._submitted: list[Generation] = []
+        twice = engine.facts.adapters.keys() & {*self.names}
+        if twice:
+            raise ConfigurationError(
+                f"{min(twice)!r} is a name of the model and of an adapter: requests choose by names"
+            )
         self.longest = engine.facts.max_tokens
         self.longest_text = self.longest * longest_token(tokenizer)
         self.sessions = Sessions(config.kept_tokens)
@@ -180,13 +188,22 @@ class Service:
 
     def require_model(self, name: object) -> None:
         """Refuse a request for another model. Raises ApiError."""
-        if name is not None and name != self.config.model_name and name not in self.config.aliases:
+        if name is not None and name not in {*self.names, *self.engine.facts.adapters}:
             raise ApiError(
                 404,
                 f"there is no model {str(name)[:100]!r} here: this server has {self.config.model_name!r}",
                 param="model",
                 code="model_not_found",
             )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's names for clients."""
+        return (self.config.model_name, *self.config.aliases)
+
+    def adapter_named(self, name: str | None) -> str | None:
+        """Return the adapter that a request chooses by its ``model``; None: it is one of the model's own names."""
+        return name if name in self.engine.facts.adapters else None
 
     def encode(self, text: str) -> list[int]:
         """Turn a text into token ids, with the special tokens that the tokenizer adds. Raises ApiError."""
@@ -298,6 +315,7 @@ class Service:
         intent = Intent(
             tenant=caller.tenant if caller.tenant in self.engine.facts.tenants else None,
             salt=caller.salt,  # as the tenant, of the caller alone
+            adapter=request.adapter,
             priority=request.hints.priority,
             keep_for_s=request.hints.keep_for_s,
             retention=request.hints.retention,

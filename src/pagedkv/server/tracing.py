@@ -40,7 +40,7 @@ class Tracing:
 
     def served(self, served: "Served") -> None:
         """Make the span of a request that has ended."""
-        model = self._service.config.model_name
+        model = served.request.adapter or self._service.config.model_name
         operation = "text_completion" if served.request.endpoint == TEXT_PATH else "chat"
         begun_ns = int(served.arrived_s * NS)
         span = self._tracer.start_span(

@@ -4,8 +4,10 @@
 """
 
 import ssl
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, cast
 
@@ -18,7 +20,8 @@ from pagedkv.cli.options import LARGEST_PORT, command, flag, is_loopback, option
 from pagedkv.cli.output_files import atomic_file, require_writable
 from pagedkv.cli.progress import prepare, working
 from pagedkv.contract.arguments import as_choice
-from pagedkv.errors import ConfigurationError, EngineError
+from pagedkv.contract.extras import to_install
+from pagedkv.errors import ConfigurationError, EngineError, MissingExtraError
 from pagedkv.listening import bound
 from pagedkv.model_folder import CHAT_DEMO, DEMO, require_model
 from pagedkv.routing import ROUTINGS, Routing
@@ -96,6 +99,10 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         list[str] | None,
         option("TEXT", "As --name; may be repeated: requests may give any of them.", panel=SERVER),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        option("NAME=PATH", "Folder of a LoRA adapter, chosen by requests as model NAME; may be repeated."),
+    ] = None,
     chat_template: Annotated[
         Path | None, option("FILE", "Chat template, in place of the model's own.", panel=SERVER)
     ] = None,
@@ -171,6 +178,8 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
 
     pagedkv serve ./my-llama --api-keys keys.toml --host 0.0.0.0
 
+    pagedkv serve ./my-llama --lora legal=./legal-adapter --lora chat=./chat-adapter
+
     pagedkv serve ./my-llama --replicas 2
 
     pagedkv serve --kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558
@@ -184,7 +193,8 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
     if kv_events is None and (kv_events_replay is not None or kv_events_topic):
         raise ConfigurationError("--kv-events-replay and --kv-events-topic need --kv-events: the endpoint of events")
     if replicas > 1:
-        _require_no_engine_here(kv_events, step_log)
+        _require_no_engine_here(kv_events, step_log, lora)
+    adapters = _parse_adapters(lora or ())
     _require_usable(engine, api_keys, request_log, step_log)
     encryption, served = web.encryption(), _as_served(model, demo)
     template = None if chat_template is None else _read_template(chat_template)
@@ -226,6 +236,7 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         sampling_defaults=defaults,
     )
     engine_config = engine.config(_default_memory(model, usable_device(device), replicas, gpus_each))
+    engine_config = replace(engine_config, adapters=adapters or None)
     access = server_building.access(api_keys, api_key or ())
     events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
@@ -279,9 +290,26 @@ def tell(service: "Service", address: str, *, inspects: bool) -> None:
         typer.echo(f"pagedkv: requests that leave it open have {values} (generation_config.json)", err=True)
     beyond = f", of {facts.context:,} that the model takes" if facts.context > facts.max_tokens else ""
     typer.echo(f"pagedkv: the longest sequence has {facts.max_tokens:,} tokens, answer included{beyond}", err=True)
+    if facts.adapters:
+        typer.echo(f"pagedkv: its adapters are {', '.join(facts.adapters)}", err=True)
     typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends)", err=True)
     if inspects:
         typer.echo(f"pagedkv: the inspector is at {address}/inspect", err=True)
+
+
+def _parse_adapters(given: Sequence[str]) -> dict[str, str]:
+    """Return the folders of adapters by name. Raises ConfigurationError; MissingExtraError: peft is not installed."""
+    adapters: dict[str, str] = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        if not name or not folder or name in adapters:
+            raise ConfigurationError(f"--lora must be NAME=PATH, each name once, got {text!r}")
+        if not Path(folder).is_dir():
+            raise ConfigurationError(f"--lora {text}: there is no folder {folder}")
+        adapters[name] = folder
+    if adapters and find_spec("peft") is None:
+        raise MissingExtraError(f"--lora needs peft: {to_install('lora')}")
+    return adapters
 
 
 def _as_served(model: str, demo: str) -> str | None:
@@ -311,7 +339,7 @@ def _one_model(argument: str, option: str | None) -> str:
     return argument if option is None else option
 
 
-def _require_no_engine_here(kv_events: str | None, step_log: Path | None) -> None:
+def _require_no_engine_here(kv_events: str | None, step_log: Path | None, lora: list[str] | None) -> None:
     """Refuse what a cluster's front cannot do, since its engines are elsewhere. Raises ConfigurationError."""
     if kv_events is not None:
         raise ConfigurationError(
@@ -319,6 +347,8 @@ def _require_no_engine_here(kv_events: str | None, step_log: Path | None) -> Non
         )
     if step_log is not None:
         raise ConfigurationError("--step-log needs --replicas 1: the steps of replicas are not in this process")
+    if lora:
+        raise ConfigurationError("--lora needs --replicas 1: requests are routed by the model's own prefixes")
 
 
 def _require_loopback(host: str) -> None:

@@ -134,6 +134,7 @@ def as_generation_request(
         partial(service.decode, keeps_special=not isinstance(new_parser(), PlainParser)),
         new_parser,
         hints=CacheHints(breakpoints_of(conversation, body.cache_control, prompt, service.chats, caller)),
+        adapter=service.adapter_named(body.model),
     )
 
 
@@ -262,7 +263,7 @@ class MessageAnswer:
             "id": self.request.request_id,
             "type": "message",
             "role": "assistant",
-            "model": self.service.config.model_name,
+            "model": self.request.adapter or self.service.config.model_name,
         }
 
     def _end(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:

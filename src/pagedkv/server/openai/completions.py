@@ -162,6 +162,7 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
         _prediction(service, body),
         keeps_stop=bool(body.include_stop_str_in_output),
         session=body.session_id,
+        adapter=service.adapter_named(body.model),
     )
 
 
@@ -235,7 +236,7 @@ class ChatCompletion:
             "id": self.request.request_id,
             "object": "chat.completion",
             "created": int(self.service.wall_clock()),
-            "model": self.service.config.model_name,
+            "model": self.request.adapter or self.service.config.model_name,
             "choices": choices,
             "usage": self._usage(generation),
             **generation.leases_refused,
@@ -326,7 +327,7 @@ class ChatCompletion:
             "id": self.request.request_id,
             "object": "chat.completion.chunk",
             "created": int(self.service.wall_clock()),
-            "model": self.service.config.model_name,
+            "model": self.request.adapter or self.service.config.model_name,
         }
         encode = msgspec.json.encode
         start = encode(head)[:-1] + b',"choices":['
@@ -379,17 +380,20 @@ def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
 
 
 def model_card(service: Service, name: str) -> dict[str, Any]:
-    """Describe the model under one of its names."""
+    """Describe the model under one of its names, or an adapter of it."""
+    folder = service.engine.facts.adapters.get(name)
+    parent = {} if folder is None else {"root": folder, "parent": service.config.model_name}
     return {
         "id": name,
         "object": "model",
         "created": service.created_s,
         "owned_by": "pagedkv",
         "max_model_len": service.longest,
+        **parent,
     }
 
 
 def models(service: Service) -> dict[str, Any]:
-    """List the model that is served, under each of its names."""
-    names = (service.config.model_name, *service.config.aliases)
+    """List the model that is served, under each of its names, and its adapters."""
+    names = (*service.names, *service.engine.facts.adapters)
     return {"object": "list", "data": [model_card(service, name) for name in names]}

@@ -273,7 +273,8 @@ class Responses:
         messages = self._messages(body, caller)
         chat = as_chat_request(body, messages)
         for_chat = await service.run_text_work(body.nbytes, partial(as_generation_request, service, chat, caller))
-        request = replace(for_chat, endpoint="/v1/responses", request_id=new_id("resp_"))
+        adapter = service.adapter_named(body.model)
+        request = replace(for_chat, endpoint="/v1/responses", request_id=new_id("resp_"), adapter=adapter)
         exchange = Exchange(service, request, receive)
         answer = ResponseAnswer(service, body, request, messages, self._stored)
         if body.stream:
@@ -400,7 +401,7 @@ class ResponseAnswer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": self._service.config.model_name,
+            "model": self._request.adapter or self._service.config.model_name,
             "output": self._output.items,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,

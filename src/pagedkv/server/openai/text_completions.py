@@ -70,6 +70,7 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
         hints_of(body, caller, prompts),
         keeps_stop=bool(body.include_stop_str_in_output),
         session=body.session_id,
+        adapter=service.adapter_named(body.model),
     )
     exchange = Exchange(service, request, receive)
     answer = TextCompletion(service, body, request)
@@ -199,7 +200,7 @@ class TextCompletion:
             "id": self.request.request_id,
             "object": "text_completion",
             "created": int(self.service.wall_clock()),
-            "model": self.service.config.model_name,
+            "model": self.request.adapter or self.service.config.model_name,
         }
 
     def _writer(self) -> Callable[..., bytes]:
