@@ -29,6 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 SlowCause: TypeAlias = Literal["header", "body", "write"]
 """What the client did too slowly: sending a header, sending a body, reading an answer."""
+CLOSING_S: Final = 1.0
+"""Seconds that an idle client has to agree that an encrypted connection is over; event loops wait for 30."""
 TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 PIECE_NBYTES: Final = 16 * 2**10
@@ -191,6 +193,12 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._await_reader()
+
+    def shutdown(self) -> None:
+        """Close an idle connection, in a second at most: under TLS closing waits for a client, which may be silent."""
+        super().shutdown()
+        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            self.loop.call_later(CLOSING_S, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection; abort one with an unread answer, since closing would wait for the client."""

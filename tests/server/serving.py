@@ -190,6 +190,8 @@ def running_server(
     *,
     adds: Callable[[FastAPI, Service], None] | None = None,
     send_nbytes: int | None = None,
+    patience_s: float = PATIENCE_S,
+    **encryption: object,
 ) -> Iterator[tuple[str, DrainingServer]]:
     """Run a server on a free port; yield its address, and the server.
 
@@ -198,6 +200,8 @@ def running_server(
         app: another application than its own.
         adds: adds more to its own application.
         send_nbytes: bytes that the kernel holds of what a client has not read; None: what it likes.
+        patience_s: seconds in which it is to end.
+        encryption: uvicorn's options of TLS.
     """
     own = create_app(service)
     if adds is not None:
@@ -207,7 +211,7 @@ def running_server(
         sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_nbytes)
     started = threading.Event()
     server = DrainingServer(
-        uvicorn_config(own if app is None else app, service.config, service.note_slow, host=HOST, port=0),
+        uvicorn_config(own if app is None else app, service.config, service.note_slow, host=HOST, port=0, **encryption),
         service,
         started.set,
     )
@@ -218,7 +222,7 @@ def running_server(
         yield f"http://{HOST}:{sockets[0].getsockname()[1]}", server
     finally:
         server.should_exit = True
-        thread.join(PATIENCE_S)
+        thread.join(patience_s)
         assert not thread.is_alive(), "the server did not end"
 
 

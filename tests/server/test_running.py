@@ -3,12 +3,14 @@
 import gc
 import json
 import socket
+import ssl
 import threading
 import time
 import tracemalloc
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -20,10 +22,11 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.server import ServerConfig, Service
 from pagedkv.server.running import settled
 from tests.server.conftest import Running
-from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running, running_server
+from tests.server.serving import HOST, PATIENCE_S, Script, local_engine, make_service, running, running_server
 from tests.server.test_exchange import wait_until_idle
 from tests.server.test_metrics import numbers
 
+TLS: Final = Path(__file__).parents[1] / "cli" / "tls"
 DEADLINES: Final[dict[str, Any]] = {"header_deadline_s": 0.2, "body_deadline_s": 0.2, "write_deadline_s": 0.2}
 JSON: Final = b" HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 HEAD: Final = b"POST /v1/chat/completions" + JSON
@@ -207,7 +210,7 @@ def test_requests_that_wait_for_an_answer_are_bounded(server: Running) -> None:
 
 
 def test_a_server_that_drains_says_so_on_its_socket_and_ends_what_is_under_way() -> None:
-    service = make_service(Script())
+    service = make_service(Script(), drain_s=PATIENCE_S)
     wish = {"model": "small", "prompt": "first", "max_tokens": 400, "ignore_eos": True, "stream": True}
     with (
         running_server(service) as (url, server),
@@ -227,6 +230,19 @@ def test_a_server_that_drains_says_so_on_its_socket_and_ends_what_is_under_way()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         *_, last = filter(None, lines)
     assert last == "data: [DONE]"
+
+
+def test_a_silent_client_of_an_encrypted_connection_does_not_delay_the_end() -> None:
+    service = make_service(Script())
+    certificate, key = TLS / "certificate.pem", TLS / "key.pem"
+    trusting = ssl.create_default_context(cafile=certificate)
+    patience_s = 20.0  # event loops wait 30 seconds for the client's end of the encryption
+    encrypted = running_server(service, patience_s=patience_s, ssl_certfile=certificate, ssl_keyfile=key)
+    with ExitStack() as client_is_open, encrypted as (url, _):
+        plain = client_is_open.enter_context(connected(url))
+        client = client_is_open.enter_context(trusting.wrap_socket(plain, server_hostname=HOST))
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("outlives", [False, True])
