@@ -51,9 +51,11 @@ class InPlaceOfTheirs(PagedKVTier):
         return SimpleNamespace(base_path=str(body._subtree), get_file_name=lambda key: str(body._path(self._key(key))))
 
     def drain_jobs(self) -> None:
-        """Wait for deletes too: they look whether files are gone."""
+        """Wait for deletes too, and for their events: they look whether files are gone."""
         super().drain_jobs()
         assert self._store.wait_until_quiet(timeout_s=60)
+        if self._names is not None:
+            self._look()
 
 
 globals().update({name: test for name, test in their_tests(THEIRS).items() if name not in NOT_RUN})

@@ -1,17 +1,15 @@
 """vLLM's real tiering manager with one secondary tier, driven as its scheduler drives it, without a GPU.
 
 vLLM's CPU tier lies in shared memory. What a GPU would copy there is written by this class and follows from its key, so
-each chunk that comes back can be judged. As a program it stores until it is killed, or times a tier's calls::
+each chunk that comes back can be judged. As a program it stores until it is killed::
 
     python tests/peers/vllm_tiers.py '{"type": "PagedKVTier", ...}' FIRST
-    python tests/peers/vllm_tiers.py '{"type": "PagedKVTier", ...}' time
 """
 
 import json
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from types import TracebackType
@@ -197,42 +195,5 @@ def store_until_killed(tier: dict[str, object], first: int) -> None:
             sys.stdout.flush()
 
 
-CALLS: Final = (
-    *("lookup", "submit_store", "submit_load", "get_finished_jobs", "touch", "on_new_request"),
-    *("on_request_finished", "on_schedule_end"),
-)
-
-
-def time_calls(tier: dict[str, object], num_requests: int = 60, num_chunks: int = 256) -> None:
-    """Print how long the calls of a tier take: requests of so many chunks are stored, touched, and loaded again."""
-    seconds: dict[str, list[float]] = {name: [] for name in CALLS}
-    with Tiers(tier, num_chunks=4 * num_chunks) as tiers:
-
-        def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            def timing(*arguments: object) -> object:
-                begun = time.perf_counter()
-                answer = call(*arguments)
-                seconds[name].append(time.perf_counter() - begun)
-                return answer
-
-            return timing
-
-        for name in CALLS:
-            setattr(tiers.tier, name, timed(name, getattr(tiers.tier, name)))
-        for number in range(num_requests):
-            keys = keys_of(range(num_chunks * number, num_chunks * (number + 1)))
-            tiers.store(keys)
-            tiers.tier.touch(keys, tiers.request())
-            tiers.manager.primary_tier.reset_cache()
-            assert False not in tiers.load(keys)
-            tiers.manager.primary_tier.reset_cache()
-    for name, each in seconds.items():
-        median, most = np.percentile(each, 50) * 1e6, np.percentile(each, 99) * 1e6
-        sys.stdout.write(f"{name:20} {len(each):7,} calls, median {median:7.1f} us, 99 % {most:8.1f} us\n")
-
-
 if __name__ == "__main__":
-    if sys.argv[2] == "time":
-        time_calls(json.loads(sys.argv[1]))
-    else:
-        store_until_killed(json.loads(sys.argv[1]), int(sys.argv[2]))
+    store_until_killed(json.loads(sys.argv[1]), int(sys.argv[2]))

@@ -22,8 +22,9 @@ whole key, the layout, the digest of the checkpoint, and a check of every byte::
     one thread here                                  offer, load <--'  '--> copy into vLLM's rows --^
     threads of the store                                 write, read and verify
 
-vLLM calls a tier between two steps of its model, so a call here only puts into a queue or looks into a dictionary.
-vLLM's own ``AsyncLookupManager`` asks the store from another thread.
+vLLM calls a tier between two steps of its model, so a call here only puts into a queue or looks into a dictionary. It
+takes no lock: a thread that holds one may itself wait for the interpreter, for milliseconds. vLLM's own
+``AsyncLookupManager`` asks the store from another thread.
 
 **The order of eviction** of vLLM's CPU tier is that of pagedkv's learning policy with, beside ``cpu_bytes_to_use``::
 
@@ -35,6 +36,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -106,6 +108,7 @@ class Job:
         keys: its keys, each once, in vLLM's order: the head of a prompt first.
         rows: the memory of each key's chunk.
         load: of a promotion, once it is asked for.
+        runs: of a store, what its keys are to the store of this tier.
         num_open: of a store, keys without an outcome.
         num_lost: of a store, keys that were to be kept and were not.
     """
@@ -115,12 +118,14 @@ class Job:
     keys: list[OffloadKey] = field(default_factory=list)
     rows: list[memoryview] = field(default_factory=list)
     load: Load | None = None
+    runs: list[Run] = field(default_factory=list)
     num_open: int = 0
     num_lost: int = 0
 
 
-Task: TypeAlias = Job | list[OffloadKey] | None
-"""A job to begin, or whose load has its answer; keys that were used; None: the end."""
+LOOK: Final = "look"
+Task: TypeAlias = Job | list[OffloadKey] | str | None
+"""A job to begin, or whose load has its answer; keys that were used; LOOK for what is gone; None: the end."""
 
 
 class PagedKVTier(SecondaryTierManager):
@@ -193,10 +198,11 @@ class PagedKVTier(SecondaryTierManager):
         )
         self._deadline_s = tier.deadline_s
         self._changed = threading.Condition()
-        self._num_open = 0
-        self._done: list[tuple[JobResult, list[OffloadKey]]] = []
-        self._stored: list[list[OffloadKey]] = []
-        self._forgotten: list[OffloadKey] = []
+        self._num_submitted = 0  # of the scheduler's thread; what has ended is counted by others
+        self._num_ended = 0
+        self._done: deque[tuple[JobResult, list[OffloadKey]]] = deque()
+        self._events: deque[OffloadingEvent] = deque()
+        self._is_looking = False
         self._is_closing = False
         self._tasks: SimpleQueue[Task] = SimpleQueue()
         self._lookup_manager = _Lookups(self._contains, tier_type)
@@ -218,11 +224,12 @@ class PagedKVTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs that ended since the last call. What was not loaded is a miss for the requests that wait."""
-        with self._changed:
-            done, self._done = self._done, []
-        for _, missing in done:
+        results = []
+        while self._done:
+            result, missing = self._done.popleft()
             self._lookup_manager.mark_miss(missing)
-        return [result for result, _ in done]
+            results.append(result)
+        return results
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Count chunks as used. O(keys)."""
@@ -244,32 +251,26 @@ class PagedKVTier(SecondaryTierManager):
         self._lookup_manager.flush()
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Yield what whole jobs have stored since the last call, and what is there no more."""
+        """Yield what whole jobs have stored since the last call, and what is there no more: a call later, at most."""
         if self._names is None:
             return
-        with self._changed:
-            stored, self._stored = self._stored, []
-        for keys in stored:
-            self._names.update((self._key(key), key) for key in keys)
-            yield self._event(keys, removed=False)
-        told = [key for key in map(bytes, self._store.drain_events().keys) if key in self._names]
-        is_there: list[bool] = self._store.contains(told).tolist() if told else []
-        gone, self._forgotten = self._forgotten, []
-        gone += [
-            self._names.pop(key) for key, there in zip(told, is_there, strict=True) if not there and key in self._names
-        ]
-        if gone:
-            yield self._event(gone, removed=True)
+        if not self._is_looking:
+            self._is_looking = True
+            self._tasks.put(LOOK)
+        while self._events:
+            yield self._events.popleft()
 
     def drain_jobs(self) -> None:
         """Wait until no job is under way, as vLLM does before it resets its caches."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._num_open)
+            self._changed.wait_for(lambda: self._num_ended == self._num_submitted)
         if self._forget_on_reset:
             self._life = token_bytes(32)
         if self._forget_on_reset and self._names is not None:
-            self._forgotten += self._names.values()
-            self._names.clear()
+            with self._changed:
+                gone = list(self._names.values())
+                self._names.clear()
+                self._tell(gone, removed=True)
 
     def shutdown(self) -> None:
         """End all threads. What is queued is dropped; calls of the medium under way have some seconds."""
@@ -281,15 +282,16 @@ class PagedKVTier(SecondaryTierManager):
         self._memory.release()  # or vLLM could not unmap it
 
     def _submit(self, told: TransferJob) -> None:
-        with self._changed:
-            self._num_open += 1
+        self._num_submitted += 1
         self._tasks.put(Job(told, time.monotonic()))
 
     def _work(self) -> None:
         """Begin jobs, and copy what was loaded; an error ends its job alone."""
         while (task := self._tasks.get()) is not None:
             try:
-                if isinstance(task, list):
+                if isinstance(task, str):
+                    self._look()
+                elif isinstance(task, list):
                     self._store.select_for_offer([self._run(key) for key in task])
                 elif self._is_closing:
                     self._end(task, [])
@@ -321,7 +323,8 @@ class PagedKVTier(SecondaryTierManager):
             if is_last:
                 self._end(job, [] if job.num_lost else job.keys)
 
-        self._store.offer([self._run(key) for key in job.keys], [[row] for row in job.rows], answered)
+        job.runs = [self._run(key) for key in job.keys]
+        self._store.offer(job.runs, [[row] for row in job.rows], answered)
 
     def _load(self, job: Job) -> None:
         """Ask for the chunks of a job; the answer brings the job back into the queue."""
@@ -364,8 +367,9 @@ class PagedKVTier(SecondaryTierManager):
         with self._changed:
             self._done.append((result, missing))
             if self._names is not None and done and not is_promotion:
-                self._stored.append(done)
-            self._num_open -= 1
+                self._names.update(zip((run.key for run in job.runs), done, strict=True))
+                self._tell(done, removed=False)
+            self._num_ended += 1
             self._changed.notify_all()
 
     def _contains(self, keys: list[OffloadKey]) -> list[bool]:
@@ -381,8 +385,26 @@ class PagedKVTier(SecondaryTierManager):
         """Identify a chunk by vLLM's whole key: whoever knows another life of this tier does not find it."""
         return Run.named(self._life + key)
 
-    def _event(self, keys: list[OffloadKey], *, removed: bool) -> OffloadingEvent:
-        return OffloadingEvent(keys=keys, medium=self.medium, removed=removed, locality=self.locality)
+    def _look(self) -> None:
+        """Tell what is in the store no more. The store is asked without our lock, since its threads take ours."""
+        self._is_looking = False
+        changed = [bytes(key) for key in self._store.drain_events().keys]
+        names = self._names
+        assert names is not None
+        while True:
+            with self._changed:
+                told, num_ended = [key for key in dict.fromkeys(changed) if key in names], self._num_ended
+            is_there: list[bool] = self._store.contains(told).tolist() if told else []
+            with self._changed:
+                if self._num_ended == num_ended:  # else one of them may have been stored again
+                    gone = [key for key, there in zip(told, is_there, strict=True) if not there and key in names]
+                    self._tell([names.pop(key) for key in gone], removed=True)
+                    return
+
+    def _tell(self, keys: list[OffloadKey], *, removed: bool) -> None:
+        if keys:
+            event = OffloadingEvent(keys=keys, medium=self.medium, removed=removed, locality=self.locality)
+            self._events.append(event)
 
 
 class _Lookups(AsyncLookupManager):
