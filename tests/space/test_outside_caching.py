@@ -185,6 +185,16 @@ def test_the_first_chunk_of_a_prompt_holds_all_of_a_window_outside() -> None:
         assert space.can_allocate(tokens(24), max_chunk=4) is status
 
 
+def test_promise_01_a_prompt_that_fits_an_empty_pool_but_not_with_its_hit_waits_while_others_run() -> None:
+    """Its first chunk would hold all of the hit in the window outside: 20 blocks of 19, and 13 without the hit."""
+    space = new_space(FullAttention(4), SlidingWindow(4, 4, prefix_caching=False), num_blocks=20)
+    cache(space, tokens(36))
+    for num_tokens, first in ((20, 100), (8, 200)):
+        prefill(space, tokens(num_tokens, first=first))
+    assert hit(space, tokens(40)) == 36
+    assert space.can_allocate(tokens(40), max_chunk=4) is AllocStatus.LATER
+
+
 def test_a_state_outside_begins_with_its_sequence() -> None:
     space = new_space(FullAttention(4), RecurrentState(4, prefix_caching=False), num_blocks={"device": 50, "state": 9})
     cache(space, tokens(9))
