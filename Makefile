@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-long-part test-ray test-transformers test-numba test-pretrained test-peers test-trl test-nixl lint format wheel bench gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
+.PHONY: help run serve replay test test-plain test-long test-long-part test-ray test-transformers test-numba test-pretrained test-peers test-trl test-clients test-nixl lint format wheel bench gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -145,6 +145,19 @@ test-peers: .venv/peers/.installed ## `record`, KV events, the server and plug-i
 		else echo "$$code"; PAGEDKV_PEERS=1 PAGEDKV_VLLM_CPU="$(VLLM_CPU)" PYTHONPATH="$$code" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR \
 			.venv/peers/bin/python -m pytest -q -W ignore -p no:cacheprovider tests/peers/test_$$name*.py || failed=1; \
 		fi; done; exit $$failed
+
+# Coding agents as their users install them, in a folder of their own: Codex, qwen-code and opencode by npm, aider by pip.
+# goose comes as a binary of its own site alone, and is not tried.
+CLIENTS := @openai/codex@0.171.0 @qwen-code/qwen-code@0.15.10 opencode-ai@1.18.33
+
+.venv/clients/.installed: $(STAMP)
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check aider-chat==0.86.2
+	npm install --silent --no-fund --no-audit --prefix $(@D) $(CLIENTS)
+	@touch $@
+
+test-clients: .venv/clients/.installed ## coding agents (Codex, qwen-code, opencode, aider) do a task of three turns against our server
+	PAGEDKV_CLIENTS=$(CURDIR)/.venv/clients $(BIN)/python -m pytest -q -n 0 tests/clients
 
 # TRL's trainer with rollouts of ours, on a CPU. Loops are plain Python: compiling them takes longer than these models.
 TRL_PACKAGES := 'trl==1.16.*' accelerate datasets peft
