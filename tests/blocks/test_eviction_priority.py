@@ -10,7 +10,7 @@ from pagedkv.blocks.eviction.priority import NEUTRAL, PRIORITY, set_priority
 from pagedkv.errors import ConfigurationError
 from tests.blocks.ending_machine import EndingModel, EndingPool, drive_endings
 from tests.blocks.eviction_model import NamedPool
-from tests.space.spaces import hit, only_pool, run_step, tokens
+from tests.space.spaces import allocate, hit, new_space, only_pool, prefill, run_step, tokens
 
 pytestmark = pytest.mark.plain_only
 
@@ -149,3 +149,12 @@ def test_a_space_takes_numbers_from_127_below_to_127_above_zero(*, prefix_cachin
     assert only_pool(space).num_cached == 4
     with pytest.raises(ConfigurationError, match="priority must be at most 127, got 128"):
         served(space, 300, 128)
+
+
+def test_what_was_superseded_goes_before_the_lowest_number() -> None:
+    space = new_space(num_blocks=8, eviction="priority")
+    space.free(prefill(space, tokens(8)), priority=-3)
+    old, new = prefill(space, tokens(8, first=100)), prefill(space, tokens(12, first=200))
+    space.free(old, superseded_by=new)
+    allocate(space, tokens(4, first=300))  # the one block that it takes is evicted
+    assert (hit(space, tokens(9)), hit(space, tokens(9, first=100))) == (8, 4)
