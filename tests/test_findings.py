@@ -34,9 +34,9 @@ def test_a_million_blocks_take_at_most_160_bytes_each_and_200_with_the_adaptive_
     assert findings.bytes_a_block("adaptive", 1_000_000) <= 200
 
 
-def test_every_table_of_the_page_is_written_by_the_command() -> None:
+def test_every_table_of_the_page_is_written_by_the_command_or_named_as_anothers() -> None:
     prose = PAGE
-    for name in findings.TABLES:
+    for name in (*findings.TABLES, *findings.BY_OTHERS):
         assert findings.table_of(PAGE, name).startswith("|")
         prose = findings.with_table(prose, name, "")
     assert not re.search(r"^\|", prose, re.MULTILINE)

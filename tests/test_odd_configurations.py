@@ -87,6 +87,8 @@ ENGINE: Final[dict[str, object]] = {
     "events": False,
     "tenants": None,
     "seed": 0,
+    "tail_tokens": 0,
+    "adapters": {},
     "tiers": (),
 }
 SCHEDULING: Final[dict[str, object]] = {
@@ -118,6 +120,7 @@ SERVING: Final[dict[str, object]] = {
     "max_length": None,
     "tenants": None,
     "overlap": False,
+    "tail_tokens": 0,
     "tiers": (),
 }
 TIER: Final[dict[str, object]] = {
@@ -159,7 +162,18 @@ GOOD: Final[Mapping[str, tuple[Callable[..., Any], dict[str, object]]]] = {
     "EngineConfig": (EngineConfig, ENGINE),
     "Breakpoint": (Breakpoint, {"num_tokens": 8, "keep_for_s": 1.5}),
     "CacheIntent": (CacheIntent, INTENT),
-    "Intent": (Intent, {**INTENT, "salt": b"a", "priority": 0, "replaces": None, "prediction": (), "answered": ()}),
+    "Intent": (
+        Intent,
+        {
+            **INTENT,
+            "salt": b"a",
+            "priority": 0,
+            "replaces": None,
+            "prediction": (),
+            "answered": (),
+            "adapter": None,
+        },
+    ),
     "PromptLookup": (PromptLookup, {"num_tokens": 4, "max_ngram": 3, "min_ngram": 1}),
     "SamplingParams": (SamplingParams, SAMPLING),
     "SchedulingConfig": (SchedulingConfig, SCHEDULING),

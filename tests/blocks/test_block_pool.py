@@ -218,7 +218,7 @@ def test_a_foreign_block_has_no_view(block: int) -> None:
         new_pool().block(block)
 
 
-@pytest.mark.interpreted
+@pytest.mark.plain_only  # compiled, its loops take half a minute to build
 def test_the_event_log_keeps_the_latest_and_tells_what_it_lost() -> None:
     pool = new_pool(3000, events=100)
     take(pool, 2999)

@@ -10,7 +10,6 @@ from pagedkv.planner.capacity.pool_hits import lru_hits_by_capacity
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.planner.traces.reader import TraceReader
 from tests.capacity import naive_cache
-from tests.choosing import long_but
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -32,10 +31,8 @@ def references_in(name: str, *, full_blocks_only: bool = False) -> BlockReferenc
     return collector.references()
 
 
-@pytest.mark.parametrize(
-    "name",
-    long_but(["agent_text_blk16.jsonl.gz"], NUM_REQUESTS),
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", NUM_REQUESTS)
 def test_pool_and_stack_distances_agree_at_the_default_capacities(name: str) -> None:
     """``measure_curve`` compares them too; a test must not lean on that."""
     references = references_in(name)

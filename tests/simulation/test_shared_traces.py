@@ -27,6 +27,7 @@ def served(name: str, num_requests: int, **options: Any) -> dict[str, Any]:  # n
     return server.result().as_dict()
 
 
+@pytest.mark.long
 def test_blocks_of_16_waste_less_than_a_hundredth_on_conversation_lengths() -> None:
     waste = served("azure_llm_2023_conv.csv.gz", 600, num_blocks=29_205)["waste"]
     assert 0 < waste["mean"] < 0.01

@@ -198,14 +198,14 @@ class EngineConfig:
 
     def _check_adapters(self) -> None:
         """Check names and folders of adapters. Raises ConfigurationError."""
-        if not self.adapters:
+        if self.adapters is None:
             return
         require_instance(self.adapters, Mapping, "adapters")
         for name, folder in self.adapters.items():
             if not isinstance(name, str) or not name or not isinstance(folder, str):
                 raise ConfigurationError(f"adapters must be folders by name, got {name!r}: {folder!r}")
         refused = [name for name in ("compile_model", "absorb_latents") if getattr(self, name)]
-        if refused:
+        if refused and len(self.adapters):
             raise ConfigurationError(
                 f"{' and '.join(refused)} read weights once, which an adapter changes from pass to pass: leave one out"
             )
