@@ -24,6 +24,8 @@ def test_a_full_pool_may_have_held_requests_back() -> None:
         "at least 5 blocks (name a model for GiB)" in MemoryNeed(live_need({"full": 5}, {"full": 5}, {}, "x")).sentence
     )
     assert "at least" not in MemoryNeed(live_need({"full": 5}, {"full": 6}, {}, "x")).sentence
+    nearly = MemoryNeed(live_need({"full": 10_224}, {"full": 10_239}, {}, "x")).sentence
+    assert "at least" in nearly, "requests wait before the last block is taken"
 
 
 def test_what_is_missing_is_told() -> None:

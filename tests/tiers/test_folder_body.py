@@ -77,6 +77,7 @@ def test_a_damaged_or_lost_counter_is_counted_anew(tmp_path: Path) -> None:
         one.write(key(50), [bytes(300)], 1.0)
         assert frames_nbytes(root) <= 1000
     assert one.usage().nbytes == frames_nbytes(root)
+    assert (root / "usage").stat().st_size == 16, "what another program wrote behind it is gone"
 
 
 def test_processes_share_a_root_within_the_cap(tmp_path: Path) -> None:

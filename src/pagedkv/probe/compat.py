@@ -346,11 +346,22 @@ def adapted_layers(model: Model) -> tuple[torch.nn.Module, ...]:
     return tuple(module for module in model.modules() if hasattr(module, "_active_adapter"))
 
 
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Let transformers log errors alone."""
+    before = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(before)
+
+
 def load_adapter(model: Model, folder: str, name: str) -> Any:  # noqa: ANN401 - transformers' report of keys
     """Load an adapter from a folder into a model's layers, under PEFT's name of it. Raises as transformers does."""
     import_module("peft")  # transformers raises a ValueError without it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # advice for training
+    with warnings.catch_warnings(), _without_advice():  # for training; other adapters are told as missing
+        warnings.simplefilter("ignore")
         report = model.load_adapter(folder, adapter_name=name)
     model.eval()
     return report
@@ -414,7 +425,7 @@ def dense_generate(model: Model, prompt_token_ids: Sequence[int], num_new: int) 
         return_dict_in_generate=True,
     )
     prompt = torch.tensor([list(prompt_token_ids)], device=model.device)
-    with torch.inference_mode():
+    with torch.inference_mode(), _without_advice():  # about the end token that no answer has
         out = cast("Any", model).generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy)
     return out.sequences[0, prompt.shape[1] :].tolist(), torch.cat(out.logits).float()
 

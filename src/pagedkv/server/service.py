@@ -189,9 +189,10 @@ class Service:
     def require_model(self, name: object) -> None:
         """Refuse a request for another model. Raises ApiError."""
         if name is not None and name not in {*self.names, *self.engine.facts.adapters}:
+            there = ", ".join(map(repr, (*self.names, *self.engine.facts.adapters)))
             raise ApiError(
                 404,
-                f"there is no model {str(name)[:100]!r} here: this server has {self.config.model_name!r}",
+                f"there is no model {str(name)[:100]!r} here: this server has {there}",
                 param="model",
                 code="model_not_found",
             )

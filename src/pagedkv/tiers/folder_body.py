@@ -366,7 +366,8 @@ class _Counter:
         return int(nbytes) if magic == COUNTER_MAGIC else None
 
     def set(self, nbytes: int) -> None:
-        """Write the bytes."""
+        """Write the bytes, and nothing behind them."""
+        os.ftruncate(self._descriptor, COUNTER.size)
         os.pwrite(self._descriptor, COUNTER.pack(COUNTER_MAGIC, max(0, nbytes)), 0)
 
     def add(self, nbytes: int) -> None:

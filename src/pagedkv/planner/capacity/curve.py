@@ -609,6 +609,8 @@ SHARE_OF_HITS: Final = "0.99"
 """The share of the ideal hits that the cache is to have, as in ``CapacityCurve.capacity_for``."""
 MANY_GIB: Final = 100
 UNKNOWN: Final = "KV memory needed: unknown"
+NEARLY_FULL: Final = 0.98
+"""Requests wait for blocks before the last one is taken: the watermark is left free, and the next prompt needs many."""
 ALONE: Final = "what requests in flight need is told by pagedkv plan and pagedkv replay"
 
 
@@ -620,7 +622,8 @@ def live_need(peaks: Mapping[str, int], sizes: Mapping[str, int], nbytes: Mappin
         rests_on: the simulation.
     """
     total = sum(count * nbytes[pool] for pool, count in peaks.items()) if nbytes.keys() >= peaks.keys() else None
-    return LiveNeed(sum(peaks.values()), total, any(count >= sizes[pool] for pool, count in peaks.items()), rests_on)
+    is_bounded = any(count >= NEARLY_FULL * sizes[pool] for pool, count in peaks.items())
+    return LiveNeed(sum(peaks.values()), total, is_bounded, rests_on)
 
 
 def cache_need(capacity_for: Mapping[str, int], block_size: int, token_nbytes: float | None) -> CacheNeed | None:
