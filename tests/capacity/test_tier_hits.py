@@ -152,6 +152,7 @@ def test_second_offer_writes_what_comes_twice() -> None:
     assert wide.num_written[2] == (3,)
 
 
+@pytest.mark.long
 def test_the_model_notices_a_store_that_evicts_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreCore, "select_for_offer", lambda self, keys, _: ~self.contains(keys))  # no use is noted
     with pytest.raises(AssertionError):

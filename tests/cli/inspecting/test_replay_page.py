@@ -158,6 +158,7 @@ def test_other_machines_need_the_key_that_is_printed() -> None:
         assert shown.end()[0] == 0
 
 
+@pytest.mark.long
 def test_keys_of_a_file_hold_on_this_machine_too(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
@@ -191,6 +192,7 @@ def test_tokens_of_a_trace_are_shown_and_made_up_ones_are_not(tmp_path: Path) ->
         assert "token_ids" not in shown.get("block/device/1")
 
 
+@pytest.mark.long
 def test_a_trace_with_tenants_has_the_same_report(tmp_path: Path) -> None:
     blocks = [[0, 1], [2, 3]]
     rows = [
