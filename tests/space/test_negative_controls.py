@@ -93,7 +93,7 @@ def test_a_window_that_slides_one_block_early_is_noticed(mix_name: str, group: i
 def test_a_salt_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with_salt = RequestKeys.first_block_key
     monkeypatch.setattr(RequestKeys, "first_block_key", lambda keys, epoch: with_salt(replace(keys, salt=b""), epoch))
-    require_noticed("window with sinks", first_seed=3)
+    require_noticed("window with sinks", first_seed=5)
 
 
 def test_a_weights_epoch_that_drops_nothing_is_noticed() -> None:
