@@ -654,11 +654,12 @@ class EngineCore:
         if self._ranks is None or self._ranks.is_first:
             raise ConfigurationError("only ranks other than the first follow: submit requests to rank 0")
         with self._driving(), self._at_stake():
-            set_weights = partial(self._follow_weights, change)
-            return follow(self._ranks, self.executor, self._parts.runner, set_weights)
-
-    def _follow_weights(self, change: Callable[[str | int], object] | None, weights_epoch: str | int) -> None:
-        self._change_weights(None if change is None else partial(change, weights_epoch))
+            return follow(
+                self._ranks,
+                self.executor,
+                self._parts.runner,
+                lambda epoch: self._change_weights(None if change is None else partial(change, epoch)),
+            )
 
     # Steps
 

@@ -21,7 +21,7 @@ from pagedkv.attention import AttentionBackend, backend_for
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
 from pagedkv.engine.adapters import Adapters
-from pagedkv.engine.captured_passes import CapturedPasses, of_tables, what_prevents_graphs
+from pagedkv.engine.captured_passes import MOST_TOKENS, CapturedPasses, of_tables, what_prevents_graphs
 from pagedkv.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.engine.config import MOST_BLOCKS, EngineConfig
 from pagedkv.engine.content import OwnContent, StoredContent
@@ -178,9 +178,7 @@ class EngineParts:
                 self._model,
                 of_tables(self.executor.tables, None if has_states else config.max_sequences),
                 device,
-                max_tokens=min(config.max_sequences, config.max_batched_tokens)
-                if has_states
-                else config.max_batched_tokens,
+                max_tokens=min(config.max_batched_tokens, config.max_sequences if has_states else MOST_TOKENS),
                 num_vocabulary=self.num_vocabulary,
                 min_tokens=LEAST_TOKENS if config.compile_model else 1,
                 agree=None if self._ranks is None else self._ranks.agree,

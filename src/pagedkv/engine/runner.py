@@ -621,7 +621,8 @@ class ModelRunner:
         return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings, self._add_up)
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        given = {} if self._cache.mask is None else {"attention_mask": self._cache.mask}
+        mask = self._cache.mask
+        given = {} if mask is None else {"attention_mask": mask}
         with self.products.in_place():
             return compat.forward(
                 self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions, **given
@@ -637,9 +638,11 @@ class ModelRunner:
         Places behind the sequences of a step read and write null states. Returns logits in the model's type.
         """
         blocks = state_blocks_of(self._groups, self._executor, step.num_tokens)
-        self._cache.forward_pass = self._forward_pass(step, positions.view(-1, 1))
+        ids, where = token_ids.view(-1, 1), positions.view(-1, 1)
+        forward_pass = self._forward_pass(step, where)
+        self._cache.begin(forward_pass)
         self._cache.load_states(self._gathered(blocks), self._groups.states, is_prompt=False)
-        logits = self._cache.forward_pass.run(self._call_model, token_ids.view(-1, 1), positions.view(-1, 1), wanted)
+        logits = forward_pass.run(self._call_model, ids, where, wanted)
         self._write_states(blocks)
         return logits
 

@@ -194,7 +194,7 @@ class PagedKVAdapter(L2AdapterInterface):
         return self._pop(Kind.LOAD, task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Remove objects at once for whoever asks here; their space is free a little later."""
+        """Remove objects at once for later lookups; their space is free a little later."""
         if not self._is_closed and keys:
             named = [self._run(key).key for key in keys]
             self._store.withdraw_keys(named)
@@ -324,7 +324,7 @@ class PagedKVAdapter(L2AdapterInterface):
             self._notify_keys_deleted([key for key, _ in gone], [nbytes for _, nbytes in gone])
 
     def _run(self, key: ObjectKey) -> Run:
-        """Identify an object by LMCache's whole key: whoever knows another life of this adapter does not find it."""
+        """Identify an object by LMCache's whole key: a caller that knows another life of this adapter does not find it."""
         fields = [key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, key.chunk_hash.hex()]
         return Run.named(self._life + json.dumps(fields).encode())
 
