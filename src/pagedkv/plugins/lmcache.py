@@ -324,7 +324,7 @@ class PagedKVAdapter(L2AdapterInterface):
             self._notify_keys_deleted([key for key, _ in gone], [nbytes for _, nbytes in gone])
 
     def _run(self, key: ObjectKey) -> Run:
-        """Identify an object by LMCache's whole key: a caller that knows another life of this adapter does not find it."""
+        """Identify an object by LMCache's whole key and this adapter's life."""
         fields = [key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, key.chunk_hash.hex()]
         return Run.named(self._life + json.dumps(fields).encode())
 
