@@ -55,7 +55,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="mutations whose name or place contains this")
     parser.add_argument("--check", action="store_true", help="run no test: only see that the list fits the code")
-    parser.add_argument("--jobs", type=int, choices=(1, 2), default=2, help="processes at a time (default 2)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time (default 2)")
     parser.add_argument("--minutes", type=float, default=20, metavar="N", help="at most, for a mutation (default 20)")
     parser.add_argument(
         "--stages", type=int, default=len(STAGES), metavar="N", help="only the first N stages of tests: a quick look"
