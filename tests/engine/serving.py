@@ -125,6 +125,7 @@ def serve(
             requests += llm.submit([prompts[len(requests)]], params)
             greet(requests[-1])
         records.append(llm.step())
+        assert records[-1].failure is None, records[-1].failure
         llm.core.space.check()
     return requests, records
 

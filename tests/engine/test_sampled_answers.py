@@ -43,7 +43,8 @@ def serve_each(
     while len(requests) < len(prompts) or llm.core.has_work:
         if len(requests) < len(prompts) and num_steps % 2 == 0:
             requests += llm.submit([prompts[len(requests)]], params[len(requests)])
-        llm.step()
+        record = llm.step()
+        assert record.failure is None, record.failure
         llm.core.space.check()
         num_steps += 1
     return requests
@@ -182,6 +183,20 @@ def test_those_of_a_prompt_are_right_over_chunks_preemption_and_declined_hits(na
             assert each.logprob == pytest.approx(float(expected[place, token]), abs=2e-3)
             assert len(each.top) == 2
     compare(requests, reference(model, PROMPTS, NUM_NEW))
+
+
+def test_prompts_of_one_step_are_scored_each_by_its_own_tokens(model: PreTrainedModel) -> None:
+    """The head is called for one after the other; no call takes from the next what the pass computed."""
+    llm = LLM(model, ROOMY)
+    params = replace(GREEDY, max_tokens=1, prompt_logprobs=0)
+    requests = llm.submit(PROMPTS[:3], params)
+    records = [llm.step() for _ in iter(lambda: llm.core.has_work, False)]
+    assert [record.failure for record in records] == [None] * len(records)
+    for prompt, request in zip(PROMPTS[:3], requests, strict=True):
+        expected = dense_logprobs(model, prompt)
+        found = [each.logprob for each in request.output().prompt_logprobs or () if each is not None]
+        own = [float(expected[place, token]) for place, token in enumerate(prompt[1:])]
+        assert found == pytest.approx(own, abs=1e-4)
 
 
 def test_a_prompt_never_has_its_whole_vocabulary_at_once(

@@ -298,7 +298,7 @@ class ModelHead:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits ``[n, vocabulary]`` of hidden states ``[n, width]``."""
-        answer = copy.copy(self._answer)
+        of_pass, answer = self._answer, copy.copy(self._answer)
         answer.last_hidden_state = hidden[None]
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         self._body.forward = lambda *_, **__: answer
@@ -306,6 +306,7 @@ class ModelHead:
             logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
         finally:
             del self._body.forward  # an attribute of this object; the class has its own
+            self._answer = of_pass  # this call of the body was noted as well
         return logits
 
 
