@@ -111,10 +111,11 @@ class Sandbox:
         """Run a command, in a session of its own so that all of it can be ended; tell whether it came to its end."""
         if self._is_stopped:
             return False
+        given = (each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)
         environment = {
             **os.environ,
             "NUMBA_DISABLE_JIT": "1",
-            "PYTHONPATH": str(self._tree / "src"),
+            "PYTHONPATH": os.pathsep.join((str(self._tree / "src"), *given)),
             # A mutated file may have the size and the second of the file before it: no cache can tell them apart.
             "PYTHONDONTWRITEBYTECODE": "1",
             "MUTANTS_CALLERS": str(self._called),
