@@ -8,8 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pagedkv.device import StateShape
@@ -24,18 +22,11 @@ from tests.engine.families import BASE, CONFIGS, make_model
 from tests.engine.family_matrix.tiny import make_tiny
 
 BLOCK_SIZE = 4
-NEW_FAMILIES = ("dots3_note_text", "hy_v4", "qwen4_exp_text")
-"""Which the oldest versions of transformers that are meant do not have, or have otherwise."""
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_groups_are_those_that_a_plan_has_of_the_config(name: str) -> None:
-    try:
-        model = make_model(name)
-    except Exception:
-        if name not in NEW_FAMILIES or Version(transformers.__version__) >= Version("5.23"):
-            raise
-        pytest.skip(f"transformers {transformers.__version__} does not have this model yet")
+    model = make_model(name)
     config = json.loads(json.dumps({**model.config.to_dict(), "dtype": "float32"}, default=str))
     memory = memory_of(name, ModelConfig("config.json", config))
     groups = group_layers(probe(model), BLOCK_SIZE, 1024)

@@ -190,8 +190,9 @@ def test_prompts_of_one_step_are_scored_each_by_its_own_tokens(model: PreTrained
     llm = LLM(model, ROOMY)
     params = replace(GREEDY, max_tokens=1, prompt_logprobs=0)
     requests = llm.submit(PROMPTS[:3], params)
-    records = [llm.step() for _ in iter(lambda: llm.core.has_work, False)]
-    assert [record.failure for record in records] == [None] * len(records)
+    while llm.core.has_work:
+        record = llm.step()
+        assert record.failure is None, record.failure
     for prompt, request in zip(PROMPTS[:3], requests, strict=True):
         expected = dense_logprobs(model, prompt)
         found = [each.logprob for each in request.output().prompt_logprobs or () if each is not None]

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedModel
 
 from pagedkv.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
@@ -289,6 +291,8 @@ def test_without_latents_there_is_nothing_to_read() -> None:
 @pytest.mark.parametrize("name", long_but(("deepseek_v32", "dots3_note_text", "hy_v4"), SELECTING))
 def test_selected_latents_are_attended_to_without_unfolding_them(name: str) -> None:
     model, references = make_model(name), reference(make_model(name), PROMPTS)
+    if Version(transformers.__version__) < Version("5.23") and not group_layers(probe(model), BLOCK_SIZE, 8).latents:
+        pytest.skip(f"the class of transformers {transformers.__version__} unfolds latents before they are cached")
     config = replace(CONFIG, absorb_latents=True, self_test=True)
     for each in (config, replace(config, preemption="swap", num_host_blocks=40, speculation=PromptLookup())):
         llm = LLM(model, each)

@@ -146,7 +146,9 @@ def test_draws_behind_filters_are_the_samplers(asked: tuple[float, int, float, f
         expected = sums.masked_fill(scores < theirs[:, None], -torch.inf).argmax(dim=1)
         draws = Draws(*(each.to(KERNEL_DEVICE) for each in (filters.temperatures, mine, *columns)))
         out = torch.full((num_rows,), 99, dtype=torch.int64, device=KERNEL_DEVICE)
-        kernels_for(KERNEL_DEVICE, "triton").draw_tokens(draws, scores.to(KERNEL_DEVICE), out, torch.empty_like(draws[1]))
+        kernels_for(KERNEL_DEVICE, "triton").draw_tokens(
+            draws, scores.to(KERNEL_DEVICE), out, torch.empty_like(draws[1])
+        )
         differs = (out.cpu() != expected).nonzero()[:, 0]
         assert bool((mine[differs] != theirs[differs]).all()), "the same is kept, and another token drawn"
         assert len(differs) <= num_rows // 1000
