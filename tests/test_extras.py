@@ -115,9 +115,10 @@ def test_the_command_line_says_that_it_is_not_installed(missing: str) -> None:
             },
         ),
         *(
-            (
+            pytest.param(
                 missing,
                 dict.fromkeys(("serve", f"replay {TRACE} --inspect"), f"pagedkv.server needs {missing}{SERVER}"),
+                marks=() if missing == "fastapi" else pytest.mark.long,
             )
             for missing in ("fastapi", "httptools", "uvicorn", "prometheus_client")
         ),
@@ -193,7 +194,11 @@ def test_the_library_needs_no_extra() -> None:
                 "pagedkv.engine.demo.serving",
             },
         ),
-        ("transformers", {"pagedkv.engine", "pagedkv.probe.compat", "pagedkv.engine.sampling"}),
+        pytest.param(
+            "transformers",
+            {"pagedkv.engine", "pagedkv.probe.compat", "pagedkv.engine.sampling"},
+            marks=pytest.mark.long,
+        ),
         pytest.param("tokenizers", {"pagedkv.engine"}, marks=pytest.mark.long),
         pytest.param("zmq", {"pagedkv.events"}, marks=pytest.mark.long),
         pytest.param("jinja2", {"pagedkv.report.page"}, marks=pytest.mark.long),

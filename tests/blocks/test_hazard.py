@@ -51,6 +51,7 @@ from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.planner.traces.request import Request
 from tests.blocks.hazard_reference import HazardCache, index_of
+from tests.choosing import long_but
 
 pytestmark = pytest.mark.plain_only
 
@@ -326,7 +327,7 @@ def test_what_lru_would_have_is_known_without_playing_it() -> None:
     assert not serving.arrays.eviction[[NUM_GAINED, NUM_LOST, NUM_DEPARTED]].any()
 
 
-@pytest.mark.parametrize("num_outputs", [0, 20])
+@pytest.mark.parametrize("num_outputs", long_but([20], [0, 20]))
 def test_whoever_learns_what_is_wrong_loses_half_a_point_to_lru_at_most(num_outputs: int) -> None:
     """Conversations that went on by the length of their answers end by it from the middle on."""
     references = turning(num_requests=400, seed=4)

@@ -20,6 +20,7 @@ from pagedkv.blocks.prefix_index import name_block
 from pagedkv.blocks.record import HIGH_PRIORITY, LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
 from pagedkv.blocks.tenant_charges import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
 from tests.blocks.lease_model import Leased, end_largest
+from tests.choosing import long_but
 from tests.compiling import TESTED_POLICIES
 
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
@@ -348,7 +349,10 @@ class LeasesMachine(TenantsMachine):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("policy", [name for name in TESTED_POLICIES if name != "hazard"])  # that empties blocks ahead
+@pytest.mark.parametrize(
+    "policy",
+    long_but(["lru", "priority"], [name for name in TESTED_POLICIES if name != "hazard"]),  # that empties blocks ahead
+)
 def test_leases_are_given_up_in_their_order(policy: str) -> None:
     machine = type("Machine", (LeasesMachine,), {"policy": policy})
     run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=60))

@@ -75,6 +75,7 @@ def test_a_fault_is_killed_by_the_first_test_that_notices(
     assert (verdict.killer, verdict.result) == (f"tests/test_count.py::{killer}", "killed")
 
 
+@pytest.mark.long
 def test_a_killer_must_pass_without_the_fault(copy: Sandbox) -> None:
     count, fails = (f"tests/test_count.py::{name}" for name in ("test_three", "test_that_always_fails"))
     killed = judge(copy, fault("< n", "< n - 1"), SECONDS, first=[(count,)], stages=(STAGE,))
@@ -84,6 +85,7 @@ def test_a_killer_must_pass_without_the_fault(copy: Sandbox) -> None:
         require_passing(copy, fails, SECONDS)
 
 
+@pytest.mark.long
 def test_a_fault_that_no_test_notices_survives_unless_it_is_argued(copy: Sandbox) -> None:
     survivor = judge(copy, fault("< n", "!= n"), SECONDS, stages=(STAGE,))
     assert (survivor.result, survivor.is_as_it_should) == ("SURVIVED", False)
@@ -93,6 +95,7 @@ def test_a_fault_that_no_test_notices_survives_unless_it_is_argued(copy: Sandbox
     assert (disproved.result, disproved.is_as_it_should) == ("KILLED, SO NOT EQUIVALENT", False)
 
 
+@pytest.mark.long
 def test_a_fault_is_not_killed_by_running_out_of_time(copy: Sandbox) -> None:
     endless = fault("total += 1", "total += 0")
     patient = Stage("counting", STAGE.tests, test_seconds=SECONDS)
@@ -100,6 +103,7 @@ def test_a_fault_is_not_killed_by_running_out_of_time(copy: Sandbox) -> None:
     assert (verdict.killer, verdict.result, verdict.is_as_it_should) == (None, "NOT KILLED IN TIME", False)
 
 
+@pytest.mark.long
 def test_a_killer_of_last_time_that_is_gone_is_passed_over(copy: Sandbox) -> None:
     verdict = judge(
         copy, fault("total = 0", "total = 1"), SECONDS, first=[("tests/gone.py::test_four",)], stages=(STAGE,)
@@ -107,6 +111,7 @@ def test_a_killer_of_last_time_that_is_gone_is_passed_over(copy: Sandbox) -> Non
     assert verdict.killer == "tests/test_count.py::test_none"
 
 
+@pytest.mark.long
 def test_tests_that_call_a_function_are_found(copy: Sandbox) -> None:
     callers = copy.callers(STAGE.tests, seconds=SECONDS, test_seconds=2)
     mutation = fault("< n", "!= n")
@@ -125,6 +130,7 @@ def test_the_quickest_tests_come_first_as_far_as_their_time_allows(tmp_path: Pat
     assert Callers.read([tmp_path / "c.json"]).quickest(fault("< n", "!= n")) == ("quick", "middle")
 
 
+@pytest.mark.long
 def test_a_stage_without_tests_is_an_error_not_a_survivor(copy: Sandbox) -> None:
     with pytest.raises(TestsFailError, match=r"empty: there are none: tests/gone\.py"):
         judge(copy, fault("< n", "!= n"), SECONDS, stages=(Stage("empty", ("tests/gone.py",), test_seconds=2),))

@@ -83,6 +83,7 @@ def test_prompts_go_between_one_two_and_four_ranks(tmp_path: Path) -> None:
         assert list(tokens)[: dense.num_certain] == dense.token_ids[: dense.num_certain]
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_while_its_blocks_are_read_ends_all_with_a_clear_error(tmp_path: Path) -> None:
     wishes = {"families": ["llama"], "folder": str(tmp_path), "first": OF_TWO, "hand_offs": {}, "dies": True}
     ranks = run_ranks(PROCESS, 2, wishes)

@@ -103,6 +103,7 @@ def test_a_weights_epoch_that_drops_nothing_is_noticed() -> None:
     require_noticed("full", sabotage)
 
 
+@pytest.mark.long  # the machine needs many runs
 def test_counted_epochs_that_drop_nothing_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epochs, "drop_stale", lambda _pool, _bound: 0)
     monkeypatch.setattr(BlockSpace, "check", lambda _: None)  # which would say so at once

@@ -15,8 +15,6 @@ from tests.choosing import long_but
 from tests.cli.command import run
 from tests.cli.inspecting.pages import EXAMPLE, ShownReplay, events, replaying
 
-pytestmark = pytest.mark.plain_only
-
 SMALL: Final = ("--limit", 60, "--num-blocks", 500, "--max-sequences", 12)
 FAST: Final = ("--inspect-speed", "max")
 

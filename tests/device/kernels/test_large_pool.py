@@ -207,7 +207,8 @@ def test_lists_and_answers_that_are_strewn_over_the_pool(pool: torch.Tensor, wha
     else:
         work.partials, work.sums = widened(pool, work)
     assert same_bytes(answered(case, work, out), expected)
-    assert work.counts[2] > 0, "nothing was merged"
+    if memory is not PLAIN:  # the last program that reads keys for a row merges its answers
+        assert work.counts[2] > 0, "nothing was merged"
     pool.fill_(NAN_BYTE)
 
 
