@@ -17,6 +17,7 @@ from pagedkv.plan_buffer import (
     RUNS,
     PlanLayout,
     padded,
+    seal,
 )
 
 __all__ = ["decode_plan", "make_plan", "prefill_plan"]
@@ -44,6 +45,7 @@ def make_plan(config: SpaceConfig, step_id: int, ranges: Sequence[Int32Array], r
             words[end : end + len(array)] = array
             end += padded(len(array))
     words[2] = end
+    seal(words)
     return StepPlan.from_buffer(words)
 
 

@@ -185,6 +185,21 @@ def test_those_of_a_prompt_are_right_over_chunks_preemption_and_declined_hits(na
     compare(requests, reference(model, PROMPTS, NUM_NEW))
 
 
+def test_the_default_type_of_torch_changes_no_answer(model: PreTrainedModel) -> None:
+    params = [GREEDY, replace(GREEDY, temperature=0.8, top_k=20, seed=4), replace(GREEDY, num_beams=2)]
+
+    def answers() -> list[list[list[int]]]:
+        llm = LLM(model, ROOMY)
+        return [[each.token_ids for each in llm.generate([PROMPTS[0]], one)[0].completions] for one in params]
+
+    expected, usual = answers(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert answers() == expected
+    finally:
+        torch.set_default_dtype(usual)
+
+
 def test_prompts_of_one_step_are_scored_each_by_its_own_tokens(model: PreTrainedModel) -> None:
     """The head is called for one after the other; no call takes from the next what the pass computed."""
     llm = LLM(model, ROOMY)

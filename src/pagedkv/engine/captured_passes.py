@@ -202,7 +202,7 @@ class CapturedPasses:
         self._numbers: npt.NDArray[np.int64] = self._host.numpy()
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
         self._given = torch.zeros(3, most, dtype=torch.int64, device=device)
-        self._logits = torch.zeros(most, num_vocabulary, device=device)
+        self._logits = torch.zeros(most, num_vocabulary, dtype=torch.float32, device=device)
         self._steps: dict[int, StepMetadata] = {}
         self._graphs: dict[_Kind, _Graph] = {}
         self._record: Recorder | None = None

@@ -119,7 +119,7 @@ class ForwardPass:
         """The causal mask that the model is given, bool, or zero and minus infinity; None: it needs none."""
         if self.rows is None or not self._groups.compressed:
             return None if self.rows is None else self.rows.mask
-        zeros = torch.zeros(self.rows.mask.shape, device=self.rows.mask.device)
+        zeros = torch.zeros(self.rows.mask.shape, dtype=torch.float32, device=self.rows.mask.device)
         return zeros.masked_fill(~self.rows.mask, -torch.inf)
 
     def add_up(self, partial: torch.Tensor) -> None:

@@ -228,7 +228,7 @@ def _try(model: compat.Model, groups: EngineGroups, number: int) -> _Tried:
     length = max(2, longest - SHORTER[number])
     vocabulary = min(compat.vocabulary_size(model), groups.num_vocabulary)
     tokens = np.random.default_rng(number).integers(0, vocabulary, length, np.int32)
-    own = torch.zeros(0, groups.num_vocabulary, device=model.device)
+    own = torch.zeros(0, groups.num_vocabulary, dtype=torch.float32, device=model.device)
     if model.can_generate():
         with _dense_attention(model, groups):
             try:

@@ -84,7 +84,7 @@ class BeamSearch:
         self._num_seen = self.num_beams * max(2, 1 + len(self._end_ids))
         self._running = [()] * self.num_beams  # type: list[tuple[int, ...]]
         # All beams begin alike: only the first one counts, or each would find the same continuations.
-        self._scores = torch.tensor([0.0] + [NEVER] * (self.num_beams - 1))
+        self._scores = torch.tensor([0.0] + [NEVER] * (self.num_beams - 1), dtype=torch.float32)
         self._finished: list[FinishedBeam] = []
         self._can_improve = True
 

@@ -293,7 +293,7 @@ def log_mass(tiles: TiledScores, rows: torch.Tensor, temperatures: torch.Tensor 
     Exponentials are float32. Memory: a bounded number of scores at once.
     """
     device = tiles.scores.device
-    factors = torch.ones(len(rows), device=device) if temperatures is None else 1 / temperatures
+    factors = torch.ones(len(rows), dtype=torch.float32, device=device) if temperatures is None else 1 / temperatures
     greatest = tiles.maxima[rows].amax(dim=1)
     num_at_once = max(1, elements_at_once(device) // max(1, tiles.scores.shape[1]))
     sums = [torch.zeros(0, dtype=torch.float64, device=device)]

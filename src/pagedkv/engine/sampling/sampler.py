@@ -592,7 +592,7 @@ def choose_ahead(scores: torch.Tensor, places: Sequence[Place], features: int, k
     num_rows = len(places)
     draws, filters = _parameters(places, scores.device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
-    greatest = torch.empty(num_rows, device=scores.device)
+    greatest = torch.empty(num_rows, dtype=torch.float32, device=scores.device)
     adjustment = Adjustment(scores, places)
     try:
         adjustment.apply(features)
@@ -626,7 +626,7 @@ def _parameters(places: Sequence[Place], device: torch.device) -> tuple[Draws, F
     there = sent(torch.from_numpy(words), device)
     of_device = there[5].view(torch.float32)
     temperatures, min_p = of_device[:num_rows], of_device[num_rows:]
-    least = torch.full((num_rows,), -torch.inf, device=device)
+    least = torch.full((num_rows,), -torch.inf, dtype=torch.float32, device=device)
     return (
         Draws(temperatures, least, there[0], there[1], there[2]),
         Filters(temperatures, there[3], there[4].view(torch.float64), min_p),
