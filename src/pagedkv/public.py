@@ -11,6 +11,7 @@ from pagedkv.classic import BlockSpaceManager, BlockTable
 from pagedkv.contract.answers import (
     AbortedSteps,
     Allocation,
+    BlockHolders,
     CacheEventKind,
     CacheEvents,
     EpochSpan,
@@ -68,6 +69,7 @@ __all__ = [
     "AbortedSteps",
     "AllocStatus",
     "Allocation",
+    "BlockHolders",
     "BlockMoves",
     "BlockPool",
     "BlockSpace",

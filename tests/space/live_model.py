@@ -86,6 +86,7 @@ class LiveModel:
         statistics: the space's, after the last operation.
         epoch: of the weights, where epochs are counted.
         payer: the tenant that allocated blocks are charged to.
+        absent: blocks whose memory was given back, by device pool.
         seen: how often interesting things happened.
     """
 
@@ -117,6 +118,7 @@ class LiveModel:
         self.kept_states: list[ModelKeptState] = []
         self.in_use: dict[str, set[int]] = {label: set() for label in labelled}
         self.named: dict[str, dict[tuple[int, int], bytes]] = {pool: {} for pool in blocks}
+        self.absent: dict[str, set[int]] = {label: set() for label in labelled}
         self.waiting = WaitingModel(self.in_use, in_order=config.in_order)
         self.receipts = ReceiptsModel(blocks, map(host, self.host_pools)) if config.receipts else None
         self.tenants = TenantModel(config, seen)
@@ -178,7 +180,7 @@ class LiveModel:
 
     def kept_free(self, pool: str) -> int:
         """Blocks that the watermark holds back, unless no block of the pool is in use."""
-        usable = self.num_usable[pool]
+        usable = self.num_usable[pool] - len(self.absent[pool])
         return 0 if self.num_free(pool) == usable else int(self.config.watermark * usable)
 
     def lacks(self, needs: Needs, *, beside_watermark: bool = False) -> tuple[str, Tenant, int] | None:
@@ -263,7 +265,8 @@ class LiveModel:
     def _check_pool(self, pool: PoolStatistics, label: str) -> None:
         assert pool.num_blocks == self.num_usable[label]
         assert pool.num_in_use == len(self.in_use[label]), f"{label}: blocks in use are not those of the tables"
-        assert pool.num_free + pool.num_deferred + pool.num_in_use == pool.num_blocks
+        assert pool.num_absent == len(self.absent[label])
+        assert pool.num_free + pool.num_deferred + pool.num_in_use + pool.num_absent == pool.num_blocks
         assert pool.num_leased <= pool.num_cached <= min(pool.num_free, pool.num_named)
         waiting = self.waiting.blocks(label, self.num_settled)
         assert pool.num_deferred == len(waiting), (
@@ -327,6 +330,7 @@ class LiveModel:
         """A free block was allocated: it was unreferenced, and its old content is gone."""
         self.tenants.charge((label, block), self.payer)
         assert 0 < block <= self.num_usable[label]
+        assert block not in self.absent[label], f"{label}: block {block} was handed out, and has no memory"
         assert block not in self.in_use[label], f"{label}: block {block} was handed out while in use"
         assert (label, block) not in self.open_touched, f"{label}: block {block} was handed out, the open plan moves it"
         for step in self.in_flight:
@@ -338,6 +342,12 @@ class LiveModel:
         if not self.config.in_order:  # else steps in flight may still use it: the plan that hands it out is yet to run
             self.device.forget((label, block))
         self.new_blocks.open.add((label, block))
+
+    def free_runs(self, pool: str, run: int) -> set[int]:
+        """Runs of a device pool, without the first, of which no block is in use, waits, or is absent."""
+        taken = self.in_use[pool] | self.waiting.blocks(pool, self.num_settled) | self.absent[pool]
+        num_runs = (self.num_usable[pool] + 1) // run
+        return {number for number in range(1, num_runs) if taken.isdisjoint(range(number * run, (number + 1) * run))}
 
     def hit(self, label: str, block: int) -> None:
         """A block is shared that is in use, waits for a step, or is taken thereby."""

@@ -84,6 +84,10 @@ def _of_steps(space: BlockSpace, model: SpaceModel) -> Iterator[Misuse]:
 
 def _of_prompts(space: BlockSpace, model: SpaceModel) -> Iterator[Misuse]:
     most = model.config.max_tokens
+    yield ConfigurationError, lambda: space.shrink(3, run=2)
+    yield ConfigurationError, lambda: space.shrink(-1)
+    yield ConfigurationError, lambda: space.grow(1, run=0)
+    yield ConfigurationError, lambda: space.grow(1 + space.num_absent_blocks())
     yield TokenError, lambda: space.allocate([])
     yield TokenError, lambda: space.allocate([0] * (most + 1))
     yield TokenError, lambda: space.allocate([0] * most, num_lookahead=1)

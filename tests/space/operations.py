@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, RequestKeys, Shortage
+from pagedkv import AllocStatus, BlockHolders, BlockSpace, PrefixGone, PrefixHit, Receipt, RequestKeys, Shortage
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.free_queue import blocks_of_list, spare_sentinel
 from pagedkv.contract.keys import NO_KEYS
@@ -112,7 +112,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self.model.freed(rows, self.space.free(rows))
         self.model.check()
         for pool in (*self.model.statistics.pools, *self.model.statistics.host_pools):
-            assert pool.num_free == pool.num_blocks, f"{pool.name}: blocks leaked"
+            assert pool.num_free == pool.num_blocks - pool.num_absent, f"{pool.name}: blocks leaked"
 
     def _note(self, operation: str) -> None:
         self.history.append(operation)
@@ -497,6 +497,55 @@ class SpaceOperations(RuleBasedStateMachine):
         if is_order_known and not self.mix.tenants:
             assert left == cached[num_evicted:], "others were evicted"
         self.seen["evicted now"] += num_evicted
+
+    def shrink_pool(self, num_runs: int, run: int, pool_number: int) -> None:
+        """Give blocks back: those that no one has, what would be allocated first; or learn who has them."""
+        model, pool = self.model, list(self.space._state.pools.values())[pool_number % len(self.space._state.pools)]
+        self._note(f"give {num_runs} runs of {run} blocks of {pool.name} back")
+        order = pool.free_queue.get_all_free_blocks()
+        possible, names = model.free_runs(pool.name, run), {block for block in order if pool.block(block).digest}
+        answer = self.space.shrink(num_runs * run, pool=pool.name, run=run)
+        if isinstance(answer, BlockHolders):
+            model.require_unchanged()
+            assert answer.num_available < answer.num_wanted == num_runs * run
+            assert self.mix.tenants or answer.num_available == len(possible) * run
+            held = {
+                sequence.row: sum(label == pool.name for label, _ in model.places(sequence))
+                for sequence in model.sequences.values()
+            }
+            told = dict(zip(answer.rows.tolist(), answer.num_blocks.tolist(), strict=True))
+            assert told == {row: count for row, count in held.items() if count}
+            self.seen["not shrunk"] += 1
+            return
+        self._answered(answer)
+        chosen = [number // run for number in answer.tolist()[::run]]
+        assert answer.tolist() == [number * run + place for number in chosen for place in range(run)]
+        assert len(set(chosen)) == num_runs
+        assert possible.issuperset(chosen)
+        if not self.mix.tenants:  # else floors keep what is cached
+            last = {number: max(order.index(number * run + place) for place in range(run)) for number in possible}
+            assert chosen == sorted(possible, key=last.__getitem__)[:num_runs], "others would be allocated before"
+        assert {block for block in names if pool.block(block).digest} == names - set(answer.tolist())
+        model.absent[pool.name].update(answer.tolist())
+        self.seen["shrunk"] += num_runs
+
+    def grow_pool(self, num_runs: int, run: int, pool_number: int) -> None:
+        """Take blocks back that were given away, in whole runs; they are allocated first."""
+        pool = list(self.space._state.pools.values())[pool_number % len(self.space._state.pools)]
+        self._note(f"take {num_runs} runs of {run} blocks of {pool.name} back")
+        absent = self.model.absent[pool.name]
+        runs = [start for start in range(0, pool.num_blocks, run) if absent.issuperset(range(start, start + run))]
+        if num_runs > len(runs):
+            with pytest.raises(ConfigurationError):
+                self.space.grow(num_runs * run, pool=pool.name, run=run)
+            self.model.require_unchanged()
+            return
+        answer = self.space.grow(num_runs * run, pool=pool.name, run=run)
+        self._answered(answer)
+        assert answer.tolist() == [start + place for start in runs[:num_runs] for place in range(run)]
+        assert pool.free_queue.get_all_free_blocks()[: len(answer)] == answer.tolist()
+        absent.difference_update(answer.tolist())
+        self.seen["grown"] += num_runs
 
     def advance_clock(self, seconds: float) -> None:
         """Let time pass."""

@@ -47,6 +47,7 @@ DRAFTS: Final = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 LOOKAHEAD: Final = st.sampled_from((0, 0, 0, 1, MOST_LOOKAHEAD))
 INTENT: Final = st.sampled_from(("", "", "", "end", "end", "low", "high", "lease", "superseded"))
 OTHER_KEYS: Final = st.none() | st.sampled_from(KEYS)
+RUN: Final = st.sampled_from((1, 1, 2, 3))
 TENANT: Final = st.sampled_from((0, 1, 1, 2, 2))
 
 prompts: Final[Bundle[Prompt]] = Bundle("prompts")
@@ -338,6 +339,23 @@ class SpaceMachine(SpaceOperations):
     def evict(self, count: int, pool: int) -> None:
         """Evict cached blocks now."""
         self.evict_blocks(count, pool)
+
+    @rule(num_runs=st.integers(0, 3), run=RUN, pool=st.integers(0, 1))
+    def shrink(self, num_runs: int, run: int, pool: int) -> None:
+        """Give blocks of a pool back."""
+        self.shrink_pool(num_runs, run, pool)
+
+    @rule(num_runs=st.integers(0, 3), run=RUN, pool=st.integers(0, 1))
+    def grow(self, num_runs: int, run: int, pool: int) -> None:
+        """Take blocks back that were given away."""
+        self.grow_pool(num_runs, run, pool)
+
+    @precondition(lambda self: any(self.model.absent.values()))
+    @rule()
+    def grow_whole(self) -> None:
+        """Take all blocks back, so that pools are not small for long."""
+        for number, pool in enumerate(self.model.config.pool_names):
+            self.grow_pool(len(self.model.absent[pool]), 1, number)
 
     @precondition(lambda self: self.num_steps - self.last_reset > CALM_STEPS)
     @rule(origin=prompts, cut=LENGTH, start=st.integers(0, 9))

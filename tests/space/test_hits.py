@@ -276,6 +276,8 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "supersede": lambda space: space.supersede(tokens(9, first=700)),
     "touch": lambda space: space.touch(PROMPT),
     "evict": lambda space: space.evict(1),
+    "shrink": lambda space: space.shrink(2),
+    "grow": lambda space: space.grow(0),
     "set_tenant": lambda space: space.set_tenant("another", TenantLimits()),
     "remove_tenant": lambda space: space.remove_tenant("idle"),
 }
@@ -313,6 +315,7 @@ QUESTIONS = {
     "num_cached_blocks",
     "num_deferred_blocks",
     "num_live_blocks",
+    "num_absent_blocks",
     "statistics",
     "receipt",
     "explanation",

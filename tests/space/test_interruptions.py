@@ -196,6 +196,8 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "drain": lambda space: space.drain_events(),
     "touch": lambda space: space.touch(tokens(11)),
     "evict": lambda space: space.evict(2),
+    "shrink": lambda space: space.shrink(2),
+    "grow": lambda space: space.grow(0),
     "load": lambda space: space.load(tokens(21), 20, keys=RequestKeys(salt=b"x")),
     "finish a load": lambda space: space.finish_load(next(iter(space._state.loads))),
     "bring a beginning": lambda space: space.allocate(tokens(21, first=300), num_external_tokens=9),

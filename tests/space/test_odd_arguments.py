@@ -143,6 +143,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     },
     "generation": lambda it: {"row": it.running},
     "generation_or_none": lambda it: {"row": it.running},
+    "grow": lambda _: {"num_blocks": 0, "pool": "device", "run": 1},
     "hold": lambda it: {"block_ids": it.space.block_ids(it.running)[:1], "pool": "device"},
     "invalidate_memory": lambda it: it.space.acknowledge(it.plan.step_id) or {},  # type: ignore[func-returns-value]
     "keep_states": lambda it: {"row": it.row_with_states(), "position": 12},
@@ -155,6 +156,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "most_blocks": lambda _: {"tenant": "a"},
     "num_allocatable": lambda it: {"matches": [it.match, it.match], "num_lookahead": 0, "tenants": ["a", None]},
     "num_blocks": lambda it: {"rows": [it.running], "group": 0},
+    "num_absent_blocks": lambda _: {"pool": "device"},
     "num_cached_blocks": lambda _: {"pool": "device"},
     "num_deferred_blocks": lambda _: {"pool": "device"},
     "num_free_blocks": lambda _: {"pool": "device"},
@@ -172,6 +174,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "reset_prefix_cache": lambda _: {},
     "set_tenant": lambda _: {"name": "a", "limits": TenantLimits(cap=30)},
     "set_weights_epoch": lambda _: {"weights_epoch": 2},
+    "shrink": lambda _: {"num_blocks": 2, "pool": "device", "run": 1},
     "slot_mapping": lambda it: {"plan": it.plan, "group": 0},
     "statistics": lambda _: {},
     "stored_block": lambda _: {"digest": DIGESTS[0].tobytes(), "group": 0},

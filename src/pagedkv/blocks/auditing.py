@@ -26,6 +26,7 @@ from pagedkv.blocks.ghosts import GHOSTS_A_SET, are_same, find_ghost, ghost_caus
 from pagedkv.blocks.leasing import first_misplaced
 from pagedkv.blocks.prefix_index import bucket_of, has_digest
 from pagedkv.blocks.record import (
+    ABSENT,
     BUCKET_NEXT,
     CHARGED,
     DEFERRED,
@@ -39,6 +40,7 @@ from pagedkv.blocks.record import (
     NEXT,
     NO_TENANT,
     NULL_BLOCK,
+    NUM_ABSENT,
     NUM_CACHED,
     NUM_CAUSES,
     NUM_DEFERRED,
@@ -104,6 +106,7 @@ FAULTS: Final = (
     "a parent is foreign",
     "the root died",
     "a successor is foreign",
+    "absent blocks miscounted",
 )
 (
     NONE,
@@ -129,6 +132,7 @@ FAULTS: Final = (
     FOREIGN_PARENT,
     DEAD_ROOT,
     FOREIGN_SUCCESSOR,
+    ABSENT_COUNT,
 ) = range(len(FAULTS))
 
 
@@ -167,7 +171,8 @@ def _links_fault(pool: PoolArrays) -> int:
     for place in range(len(records)):
         is_block = place != NULL_BLOCK and place < num_blocks
         is_ordered = is_block and records[place, QUEUE] == FREE and is_leased(pool, place)
-        if is_ordered or place == num_blocks + LEASED_ROOT or (is_block and records[place, QUEUE] <= IN_USE):
+        is_linked = not is_block or (records[place, QUEUE] > IN_USE and records[place, QUEUE] != ABSENT)
+        if is_ordered or place == num_blocks + LEASED_ROOT or not is_linked:
             continue
         following = records[place, NEXT]
         if following < 0 or following >= len(records) or records[following, PREVIOUS] != place:
@@ -243,13 +248,17 @@ def _deferred_fault(pool: PoolArrays) -> int:
 
 @compiled
 def _places_fault(pool: PoolArrays) -> int:
-    """Check that a block has references exactly while it is in no list, and that the null block is untouched."""
+    """Check that present blocks have references exactly while in no list, and that the null block is untouched."""
     records = pool.records
+    num_absent = 0
     for block in range(1, len(records) - NUM_SENTINELS):
         if (records[block, REF_COUNT] > 0) != (records[block, QUEUE] <= IN_USE):
             return REFERENCES
         if records[block, REF_COUNT] < 0:
             return NEGATIVE
+        num_absent += records[block, QUEUE] == ABSENT
+    if num_absent != pool.counts[NUM_ABSENT]:
+        return ABSENT_COUNT
     is_touched = records[NULL_BLOCK, REF_COUNT] or records[NULL_BLOCK, NAME] or records[NULL_BLOCK, LIFE]
     return NULL_TOUCHED if is_touched else NONE
 
@@ -345,7 +354,8 @@ def check_charges(pool: BlockPool) -> None:
     is_empty = is_free & (arrays.records[: pool.num_blocks, NAME] == 0)
     assert (tenants[np.flatnonzero(is_empty), CHARGED] == NO_TENANT).all(), f"{pool.name}: an empty block is charged"
     accounts = pool.accounts
-    taken = np.bincount(charged[~is_free[1:]], minlength=len(numbers))
+    is_taken = ~is_free & (arrays.records[: pool.num_blocks, QUEUE] != ABSENT)
+    taken = np.bincount(charged[is_taken[1:]], minlength=len(numbers))
     assert (accounts[:, NUM_TAKEN] == taken).all(), f"{pool.name}: blocks that tenants have taken are miscounted"
     promised = int(np.maximum(0, accounts[:, FLOOR] - taken).sum())
     assert tenants[NULL_BLOCK, NUM_RESERVED] == promised, f"{pool.name}: floors promise {promised} more blocks"

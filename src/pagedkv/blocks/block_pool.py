@@ -21,6 +21,7 @@ from pagedkv.blocks.ghosts import new_ghosts
 from pagedkv.blocks.life_cycle import acquire, release
 from pagedkv.blocks.prefix_index import PrefixIndex
 from pagedkv.blocks.record import (
+    ABSENT,
     DEFERRED,
     FREE,
     IN_ORDER,
@@ -29,6 +30,7 @@ from pagedkv.blocks.record import (
     NAME,
     NEW,
     NO_TENANT,
+    NUM_ABSENT,
     NUM_CACHED,
     NUM_DEFERRED,
     NUM_EVENTS,
@@ -62,7 +64,7 @@ class KVCacheBlock:
         group: index of the group of its name, or None without a name.
         digest: SHA-256 of its chain, or None without a name.
         is_computed: no step that is open or in flight still computes it. Moves that write it are not counted here.
-        place: "in use", "free" or "deferred".
+        place: "in use", "free", "deferred" or "absent".
     """
 
     block_id: int
@@ -151,8 +153,18 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Blocks of an empty pool: all but the null block."""
+        """Blocks of an empty pool: all but the null block, absent ones included."""
         return self.num_blocks - 1
+
+    @property
+    def num_absent(self) -> int:
+        """Blocks whose memory was given back. O(1)."""
+        return int(self.arrays.counts[NUM_ABSENT])
+
+    @property
+    def num_present(self) -> int:
+        """Blocks that there are now: all but the null block and absent ones. O(1)."""
+        return self.num_usable - self.num_absent
 
     @property
     def nbytes(self) -> int:
@@ -170,7 +182,9 @@ class BlockPool:
             group=int(record[NAME]) - 1 if named else None,
             digest=self.arrays.digests[block_id].astype(">u4").tobytes() if named else None,
             is_computed=bool(record[PENDING_STEP] <= self.arrays.counts[SETTLED_STEP]),
-            place={NEW: "in use", IN_USE: "in use", FREE: "free", DEFERRED: "deferred"}[int(record[QUEUE])],
+            place={NEW: "in use", IN_USE: "in use", FREE: "free", DEFERRED: "deferred", ABSENT: "absent"}[
+                int(record[QUEUE])
+            ],
         )
 
     def acquire(self, n: int) -> list[int] | None:

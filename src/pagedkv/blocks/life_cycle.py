@@ -9,6 +9,8 @@ The places of a block, and the transitions between them::
       |   settle        v   |
       +-------------- DEFERRED   release, count 0, a step in flight or a planned copy may still use the block
 
+    FREE <-- bring_back, take_away --> ABSENT      the block's memory is given back, and is there again
+
 Steps are numbered. ``OPEN_STEP`` is being put together, every step up to ``SETTLED_STEP`` is over, and those between
 are in flight. A reference is released together with the last step that may use the block on account of that reference.
 The block's ``HOLD_STEP`` is raised to that step, even while other references remain, so that after the last release the
@@ -39,6 +41,7 @@ from pagedkv.blocks.leasing import enqueue_leased, is_due, unlink_named
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import lose_content, unname
 from pagedkv.blocks.record import (
+    ABSENT,
     CALLED_OFF,
     CHARGED,
     DEFERRED,
@@ -54,9 +57,11 @@ from pagedkv.blocks.record import (
     NEXT,
     NO_TENANT,
     NULL_BLOCK,
+    NUM_ABSENT,
     NUM_ACQUIRED,
     NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
+    NUM_EVICTED,
     NUM_FREE,
     NUM_HIT_BLOCKS,
     NUM_LEASED,
@@ -409,3 +414,24 @@ def release_all(pool: PoolArrays, block_ids: Int32Array) -> None:
     """Release one reference to each block, the last block first, as for a freed sequence."""
     for place in range(len(block_ids) - 1, -1, -1):
         release(pool, block_ids[place], NO_STEP)
+
+
+@compiled
+def take_away(pool: PoolArrays, blocks: Int32Array) -> None:
+    """Make free blocks absent; those that are cached are evicted."""
+    records, counts = pool.records, pool.counts
+    for block in blocks:
+        if records[block, NAME]:
+            counts[NUM_EVICTED] += 1
+            drop_name(pool, block, SHED if is_spare(pool, block) else EVICTED)
+        free_queue.remove(records, counts, block)
+        records[block, QUEUE] = ABSENT
+    counts[NUM_ABSENT] += len(blocks)
+
+
+@compiled
+def bring_back(pool: PoolArrays, blocks: Int32Array) -> None:
+    """Make absent blocks free. The first of them is allocated next."""
+    for place in range(len(blocks) - 1, -1, -1):
+        free_queue.prepend(pool.records, pool.counts, blocks[place])
+    pool.counts[NUM_ABSENT] -= len(blocks)

@@ -20,6 +20,9 @@ modules that order free blocks, and by operations on rows. ``check()`` proves wh
      ^                               ^  '--> DEFERRED --'
      '---------- a new life ---------+----------------'                a reference to a free block leads back
 
+A block can also be ABSENT: its memory was given back (:func:`~pagedkv.blocks.life_cycle.take_away`). It then has no
+content and is in no list, so no loop meets it. The arrays always have a record for every block that a pool can have.
+
 A free or deferred block is in one circular list; the list's sentinel is a record of its own. A free leased block is
 instead in one tree (:mod:`~pagedkv.blocks.treap`), which uses the same two columns for a node's two subtrees.
 Blocks that are being moved from one to the other form a *chain*: each links to the next, and the last to the null
@@ -64,7 +67,7 @@ RELEASED: Final = HOLD_STEP  # for a free leased block, which no step holds: the
 NEXT: Final = 2  # neighbours in the free queue or in a deferred list; 0 is the free queue's sentinel
 PREVIOUS: Final = 3
 REF_COUNT: Final = 4  # table entries and tickets that refer to it
-QUEUE: Final = 5  # its place: NEW or IN_USE, FREE or DEFERRED; the first column that a walk reads
+QUEUE: Final = 5  # its place: NEW or IN_USE, FREE, DEFERRED or ABSENT; the first column that a walk reads
 PENDING_STEP: Final = 6  # last step that writes tokens here; computed once that step is settled
 NAME: Final = 7  # 0: no name; otherwise 1 + index of the group
 LIFE: Final = 8  # incremented whenever the content is lost, so that old links to it become invalid
@@ -85,6 +88,7 @@ NEW: Final = -1  # in use, allocated since the last plan; it has no content yet,
 IN_USE: Final = 0
 FREE: Final = 1
 DEFERRED: Final = 2
+ABSENT: Final = 3
 SPARE: Final = -1  # value of KEPT: evicted before other cached blocks (life_cycle.py)
 # Indices of ``counts``.
 NUM_FREE: Final = 0
@@ -103,7 +107,8 @@ HAS_CLOCK: Final = 12  # 1 once the clock was set
 NUM_LEASED: Final = 13  # free blocks with a lease
 NUM_RELEASED: Final = 14  # releases of leased blocks so far; RELEASED stores its values
 IN_SETS: Final = 15  # groups of the pool with blocks that hit only together with those of other groups; never changes
-NUM_COUNTS: Final = 16
+NUM_ABSENT: Final = 16
+NUM_COUNTS: Final = 17
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
 NUM_SENTINELS: Final = 3 + NUM_DEFERRED_LISTS  # records after those of the blocks
 LEASED_ROOT: Final = 2  # the one among them that is no sentinel: the root of the tree of leases (blocks/treap.py)

@@ -116,6 +116,38 @@ class PrefixGone:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockHolders:
+    """What keeps a pool from giving so many blocks back (nothing was changed).
+
+    Args:
+        pool: name of the pool.
+        num_wanted: blocks that were to be given back.
+        num_available: blocks that can be given back now, in whole runs.
+        rows: int32 ``[n]``, the rows that hold blocks of the pool, the one that holds most first.
+        num_blocks: int32 ``[n]``, blocks that each of them holds; a shared block counts for each.
+        num_ticketed: blocks that tickets and loads hold.
+        num_deferred: unreferenced blocks that wait for a step.
+    """
+
+    pool: str
+    num_wanted: int
+    num_available: int
+    rows: Int32Array
+    num_blocks: Int32Array
+    num_ticketed: int
+    num_deferred: int
+
+    def __str__(self) -> str:
+        """Describe it in one line, with the numbers."""
+        first = zip(self.rows.tolist()[:8], self.num_blocks.tolist(), strict=False)
+        held = ", ".join(f"row {row} holds {count}" for row, count in first) or "no row holds any"
+        return (
+            f"pool {self.pool!r} can give back {self.num_available} of {self.num_wanted} blocks: {held} (of "
+            f"{len(self.rows)} rows); tickets hold {self.num_ticketed}, {self.num_deferred} wait for a step"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """A sequence that was allocated.

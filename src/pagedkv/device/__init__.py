@@ -28,7 +28,7 @@ from pagedkv.device.shapes import (
     num_blocks_that_fit,
 )
 from pagedkv.device.step_inputs import StepInputs
-from pagedkv.device.storage import KernelPages, KVStorage
+from pagedkv.device.storage import KernelPages, KVStorage, runs_of_pools
 from pagedkv.device.transfers import CopyTicket, Transfers, copy_batch
 
 __all__ = [
@@ -55,4 +55,5 @@ __all__ = [
     "is_device_failure",
     "kernels_for",
     "num_blocks_that_fit",
+    "runs_of_pools",
 ]

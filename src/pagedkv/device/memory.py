@@ -10,6 +10,9 @@ an engine sleeps, the physical memory is released, and the addresses stay reserv
 On a CPU the operating system does the same with anonymous pages, but unmapped pages read as zeros instead of faulting.
 The driver is called directly, as for batched copies, since torch does not offer these calls.
 
+The memory of a pool that changes its size is mapped in pieces of some blocks, *runs*, so that each can be released and
+mapped by itself (:meth:`pagedkv.BlockSpace.shrink`). What is left out stays so while an engine sleeps and wakes.
+
 A GPU copies from and to pinned host memory without the host. Buffers in a region of it live as long as their views.
 They are allocated by first fit, and adjacent free extents are merged, so that the region does not fragment for buffers
 of one size::
@@ -30,8 +33,10 @@ import mmap
 import weakref
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from math import lcm
 from threading import Lock
 from typing import Any, Final, Protocol, final
 
@@ -67,6 +72,12 @@ class ReservedMemory(Protocol):
     address: int
     is_mapped: bool
 
+    def release(self, offsets: Sequence[int], nbytes: int) -> None:
+        """Release pieces of ``nbytes`` bytes each, after waiting for the device's pending work; others stay mapped."""
+
+    def take(self, offsets: Sequence[int], nbytes: int) -> None:
+        """Map released pieces again. Raises ConfigurationError, and maps none, if there is not enough memory."""
+
     def tensor(self) -> torch.Tensor:
         """View the bytes, uint8 ``[nbytes]``, while they are mapped. Keeps the addresses reserved."""
 
@@ -77,21 +88,42 @@ class ReservedMemory(Protocol):
         """Release the memory, after waiting for the device's pending work."""
 
 
-def reserve(nbytes: int, what: str, device: torch.device) -> ReservedMemory:
+def reserve(
+    nbytes: int,
+    what: str,
+    device: torch.device,
+    *,
+    piece_nbytes: int | None = None,
+    left_out: Sequence[int] = (),
+) -> ReservedMemory:
     """Reserve addresses and map them.
 
     Args:
         nbytes: number of bytes, at least 1.
         what: name of the memory in messages.
         device: the device.
+        piece_nbytes: bytes of a piece that can be released by itself, a multiple of :func:`unit_nbytes`; None: all at
+            once.
+        left_out: offsets of the pieces that are not mapped at first.
 
     Raises:
         ConfigurationError: there is not enough memory.
         DeviceUnavailableError: the driver cannot reserve addresses.
     """
-    memory = DriverMemory(nbytes, what, device) if device.type == "cuda" else HostMemory(nbytes, what)
+    if device.type == "cuda":
+        memory: ReservedMemory = DriverMemory(nbytes, what, device, piece_nbytes, left_out)
+    else:
+        memory = HostMemory(nbytes, what)
     memory.map()
     return memory
+
+
+def unit_nbytes(device: torch.device) -> int:
+    """Return the bytes of which released pieces are multiples. Raises DeviceUnavailableError."""
+    if device.type != "cuda":
+        return mmap.PAGESIZE
+    torch.cuda.init()
+    return _granularity(_driver(), _properties(device))
 
 
 @final
@@ -125,6 +157,14 @@ class HostMemory:
         self._pages.madvise(mmap.MADV_DONTNEED)
         self.is_mapped = False
 
+    def release(self, offsets: Sequence[int], nbytes: int) -> None:
+        """Return the pages of pieces to the operating system."""
+        for offset in offsets:
+            self._pages.madvise(mmap.MADV_DONTNEED, offset, nbytes)
+
+    def take(self, offsets: Sequence[int], nbytes: int) -> None:
+        """Do nothing, as :meth:`map`."""
+
 
 @final
 class DriverMemory:
@@ -133,16 +173,24 @@ class DriverMemory:
     The addresses are released when neither the object nor a view of it exists.
 
     Args:
-        nbytes, what, device: as for :func:`reserve`.
+        nbytes, what, device, piece_nbytes, left_out: as for :func:`reserve`.
     """
 
-    def __init__(self, nbytes: int, what: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        what: str,
+        device: torch.device,
+        piece_nbytes: int | None = None,
+        left_out: Sequence[int] = (),
+    ) -> None:
         torch.cuda.init()
         self._driver, self._what, self._device = _driver(), what, device
-        self._properties = _Properties(PINNED, 0, Location(ON_DEVICE, device.index))
-        unit = self._granularity()
+        self._properties = _properties(device)
+        unit = _granularity(self._driver, self._properties)
         self._padded = -(-nbytes // unit) * unit
-        self._piece = -(-PIECE_NBYTES // unit) * unit
+        self._piece = -(-PIECE_NBYTES // unit) * unit if piece_nbytes is None else piece_nbytes
+        self._left_out = set(left_out)
         address = ctypes.c_uint64()
         status = self._driver.cuMemAddressReserve(
             ctypes.byref(address), ctypes.c_size_t(self._padded), ctypes.c_size_t(0), ctypes.c_uint64(0),
@@ -182,29 +230,46 @@ class DriverMemory:
         self._pieces.release()
         self.is_mapped = False
 
-    def _map(self) -> None:
-        try:
-            for offset in range(0, self._padded, self._piece):
-                self._pieces.take(offset, min(self._piece, self._padded - offset), self._properties)
-            access = _Access(Location(ON_DEVICE, self._device.index), READ_WRITE)
-            _require(
-                self._driver.cuMemSetAccess(
-                    ctypes.c_uint64(self.address), ctypes.c_size_t(self._padded), ctypes.byref(access),
-                    ctypes.c_size_t(1),
-                ),
-                "make memory accessible",
-            )  # fmt: skip
-        except BaseException:
-            self._pieces.release()
-            raise
+    def release(self, offsets: Sequence[int], nbytes: int) -> None:
+        """Wait for the device, and release pieces."""
+        assert nbytes == self._piece, f"pieces have {self._piece} bytes, not {nbytes}"
+        torch.cuda.synchronize(self._device)
+        self._pieces.release(offsets)
+        self._left_out.update(offsets)
 
-    def _granularity(self) -> int:
-        unit = ctypes.c_size_t()
-        status = self._driver.cuMemGetAllocationGranularity(
-            ctypes.byref(unit), ctypes.byref(self._properties), ctypes.c_int(RECOMMENDED)
-        )
-        _require(status, "tell its unit of memory")
-        return unit.value
+    def take(self, offsets: Sequence[int], nbytes: int) -> None:
+        """Map released pieces; if there is too little memory, release torch's unused cache and try again."""
+        assert nbytes == self._piece, f"pieces have {self._piece} bytes, not {nbytes}"
+        try:
+            self._map_pieces(offsets)
+        except _OutOfMemoryError as problem:
+            torch.cuda.empty_cache()
+            try:
+                self._map_pieces(offsets)
+            except _OutOfMemoryError:
+                raise no_room(self._what, len(offsets) * nbytes, self._device) from problem
+        self._left_out.difference_update(offsets)
+
+    def _map(self) -> None:
+        self._map_pieces([start for start in range(0, self._padded, self._piece) if start not in self._left_out])
+
+    def _map_pieces(self, offsets: Sequence[int]) -> None:
+        """Map all of some pieces, or none."""
+        access = _Access(Location(ON_DEVICE, self._device.index), READ_WRITE)
+        try:
+            for offset in offsets:
+                nbytes = min(self._piece, self._padded - offset)
+                self._pieces.take(offset, nbytes, self._properties)
+                _require(
+                    self._driver.cuMemSetAccess(
+                        ctypes.c_uint64(self.address + offset), ctypes.c_size_t(nbytes), ctypes.byref(access),
+                        ctypes.c_size_t(1),
+                    ),
+                    "make memory accessible",
+                )  # fmt: skip
+        except BaseException:
+            self._pieces.release(offsets)
+            raise
 
 
 def no_room(what: str, nbytes: int, device: torch.device) -> ConfigurationError:
@@ -240,12 +305,13 @@ class _Pieces:
         _require(status, f"map {nbytes:,} bytes")
         self._held[offset] = handle.value, nbytes
 
-    def release(self) -> None:
-        """Unmap all pieces."""
-        for offset, (handle, nbytes) in self._held.items():
-            self._driver.cuMemUnmap(ctypes.c_uint64(self.address + offset), ctypes.c_size_t(nbytes))
-            self._driver.cuMemRelease(ctypes.c_uint64(handle))
-        self._held.clear()
+    def release(self, offsets: Sequence[int] | None = None) -> None:
+        """Unmap those of some pieces that are mapped; None: all pieces."""
+        for offset in list(self._held) if offsets is None else offsets:
+            if offset in self._held:
+                handle, nbytes = self._held.pop(offset)
+                self._driver.cuMemUnmap(ctypes.c_uint64(self.address + offset), ctypes.c_size_t(nbytes))
+                self._driver.cuMemRelease(ctypes.c_uint64(handle))
 
     def free(self, nbytes: int) -> None:
         """Unmap all pieces, and release the addresses."""
@@ -296,6 +362,21 @@ class _Properties(ctypes.Structure):
         ("win32_handle_meta_data", ctypes.c_void_p),
         ("flags", ctypes.c_uint8 * 8),
     )
+
+
+def _properties(device: torch.device) -> _Properties:
+    """Return what memory is asked for: pinned, on a device."""
+    return _Properties(PINNED, 0, Location(ON_DEVICE, device.index))
+
+
+def _granularity(driver: Any, properties: _Properties) -> int:  # noqa: ANN401 - a library's functions
+    """Return the bytes of which the driver gives multiples. Raises DeviceUnavailableError."""
+    unit = ctypes.c_size_t()
+    status = driver.cuMemGetAllocationGranularity(
+        ctypes.byref(unit), ctypes.byref(properties), ctypes.c_int(RECOMMENDED)
+    )
+    _require(status, "tell its unit of memory")
+    return unit.value
 
 
 class _Access(ctypes.Structure):
@@ -439,10 +520,11 @@ class PoolMemory:
         device_bytes: uint8 ``[num_blocks * block_nbytes]``; must not be accessed while asleep.
         host_bytes: uint8 ``[num_host_blocks * block_nbytes]``, pinned if the device is a GPU. If the caller passed it,
             it is not freed when the pool is closed.
+        run: blocks of a piece of memory that can be released by itself; 0 in a pool that keeps its size.
 
     Raises:
         TensorError: the host memory has another type, shape or device, or is not pinned; nothing was allocated.
-        ConfigurationError: there is not enough memory.
+        ConfigurationError: there is not enough memory; a pool that is to change its size has blocks of several pieces.
         DeviceUnavailableError: the driver of the GPU cannot reserve addresses.
     """
 
@@ -456,6 +538,7 @@ class PoolMemory:
         pieces: Pieces,
         device: torch.device,
         host_bytes: torch.Tensor | None = None,
+        absent: "npt.NDArray[np.int32] | None" = None,
     ) -> None:
         num_host_bytes, host_pool = num_host_blocks * block_nbytes, f"the host pool of {name!r}"
         if host_bytes is not None:
@@ -466,7 +549,15 @@ class PoolMemory:
         self.block_nbytes = block_nbytes
         self.pieces = pieces
         self.device = device
-        self._memory = reserve(num_blocks * block_nbytes, f"pool {name!r}", device)
+        self.run = 0 if absent is None else run_of(block_nbytes, pieces, device)
+        self._memory = reserve(
+            num_blocks * block_nbytes,
+            f"pool {name!r}",
+            device,
+            piece_nbytes=self.run * block_nbytes or None,
+            left_out=() if absent is None else self._offsets(absent),
+        )
+        self._num_absent = 0 if absent is None else len(absent)
         self.device_bytes = self._memory.tensor()
         self._zero_null_block()
         self.host_bytes = allocate_pages(num_host_bytes, host_pool) if host_bytes is None else host_bytes
@@ -477,8 +568,29 @@ class PoolMemory:
 
     @property
     def device_nbytes(self) -> int:
-        """Bytes on the device while awake."""
-        return self.num_blocks * self.block_nbytes
+        """Bytes on the device while awake, those of absent blocks left out."""
+        return (self.num_blocks - self._num_absent) * self.block_nbytes
+
+    def release(self, block_ids: "npt.NDArray[np.int32]") -> None:
+        """Release the memory of whole runs of blocks, after waiting for the device (:meth:`BlockSpace.shrink`)."""
+        self._memory.release(self._offsets(block_ids), self.run * self.block_nbytes)
+        self._num_absent += len(block_ids)
+
+    def take(self, block_ids: "npt.NDArray[np.int32]") -> None:
+        """Map the memory of whole runs of blocks again, with undefined content.
+
+        Raises ConfigurationError, and maps none, if there is not enough.
+        """
+        self._memory.take(self._offsets(block_ids), self.run * self.block_nbytes)
+        self._num_absent -= len(block_ids)
+
+    def _offsets(self, block_ids: "npt.NDArray[np.int32]") -> list[int]:
+        """Return where the runs of blocks begin. Raises ConfigurationError for blocks that are no whole runs."""
+        starts = block_ids[:: self.run]
+        whole = (starts[:, None] + np.arange(self.run)).ravel()
+        if (starts % self.run).any() or not np.array_equal(whole, block_ids):
+            raise ConfigurationError(f"pool {self.name!r} has runs of {self.run} blocks, got {block_ids.tolist()[:9]}")
+        return [start * self.block_nbytes for start in starts.tolist()]
 
     @property
     def is_awake(self) -> bool:
@@ -511,6 +623,20 @@ class PoolMemory:
         """Zero the null block, since padded rows of a batch read it."""
         for offset, size in zip(self.pieces.offsets, self.pieces.sizes, strict=True):
             self.device_bytes[offset : offset + size].zero_()
+
+
+def run_of(block_nbytes: int, pieces: Pieces, device: torch.device) -> int:
+    """Return how many blocks a piece of memory has that can be released by itself.
+
+    Raises:
+        ConfigurationError: a block is no single piece.
+        DeviceUnavailableError: the driver of the GPU cannot reserve addresses.
+    """
+    if not pieces.is_block_major:
+        raise ConfigurationError(
+            "a pool that changes its size needs block-major layouts: its blocks have several pieces"
+        )
+    return lcm(block_nbytes, unit_nbytes(device)) // block_nbytes
 
 
 def _require_host_memory(memory: torch.Tensor, what: str, nbytes: int, device: torch.device) -> None:

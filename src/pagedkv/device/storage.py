@@ -16,9 +16,10 @@ from typing import Final, Protocol, assert_never, final
 import torch
 
 from pagedkv.contract.arguments import as_count, require_instance
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import GroupSpec
-from pagedkv.device.memory import PoolMemory
+from pagedkv.device.memory import PoolMemory, run_of
 from pagedkv.device.shapes import (
     FP8_TYPES,
     GroupShape,
@@ -36,6 +37,7 @@ from pagedkv.device.tensors import as_device
 from pagedkv.errors import ConfigurationError, StorageError
 
 NOTHING: Final[Mapping[str, torch.Tensor]] = MappingProxyType({})
+NOWHERE: Final[Mapping[str, Int32Array]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +72,9 @@ class KVStorage:
         device: the device of the blocks.
         host_memory: the caller's memory for the host blocks of some pools, for example memory shared with other
             processes or bound to a socket: uint8 ``[num_host_blocks * block_nbytes]``, pinned if the device is a GPU.
+        absent: for pools that change their size, by name, the blocks without memory at first, int32 ``[n]``, in whole
+            runs (:func:`runs_of_pools`), as :meth:`BlockSpace.shrink <pagedkv.BlockSpace.shrink>` returned them. Other
+            pools keep their size.
 
     Attributes:
         pools: the memory of each pool, by name.
@@ -91,6 +96,7 @@ class KVStorage:
         device: "torch.device | str" = "cpu",
         *,
         host_memory: Mapping[str, torch.Tensor] = NOTHING,
+        absent: Mapping[str, Int32Array] = NOWHERE,
     ) -> None:
         require_instance(config, SpaceConfig, "config")
         require_instance(host_memory, Mapping, "host_memory")
@@ -120,6 +126,7 @@ class KVStorage:
                     pieces=pieces[name],
                     device=self.device,
                     host_bytes=host_memory.get(name),
+                    absent=absent.get(name),
                 )
                 for name in config.pool_names
             }
@@ -272,6 +279,42 @@ class KVStorage:
             raise ConfigurationError(f"group {group} has no scales: it is not stored in eight bits")
         return self._scales[group]
 
+    # The size of pools
+
+    def release(self, pool: str, block_ids: Int32Array) -> None:
+        """Release the memory of blocks that became absent, after waiting for the device. Addresses stay reserved.
+
+        Args:
+            pool: name of a pool that changes its size.
+            block_ids: int32 ``[n]``, whole runs, what :meth:`BlockSpace.shrink <pagedkv.BlockSpace.shrink>` returned.
+
+        Raises:
+            ConfigurationError: no such pool, one that keeps its size, or no whole runs; nothing is changed.
+            StorageError: copies or steps are in flight, or the storage is asleep; nothing is changed.
+        """
+        self._require_unused("made smaller")
+        self._resizable(pool).release(block_ids)
+
+    def take(self, pool: str, block_ids: Int32Array) -> None:
+        """Map the memory of absent blocks, with undefined content, before a plan uses them.
+
+        Args:
+            pool, block_ids: as for :meth:`release`, what :meth:`BlockSpace.grow <pagedkv.BlockSpace.grow>` returned.
+
+        Raises:
+            ConfigurationError: as :meth:`release`, or there is not enough memory now: shrink the pool of the space by
+                as many, which takes the same blocks.
+            StorageError: the storage is asleep.
+        """
+        self._resizable(pool).take(block_ids)
+
+    def _resizable(self, pool: str) -> PoolMemory:
+        known = self.pools.get(pool)
+        if known is None or not known.run:
+            raise ConfigurationError(f"{pool!r} is no pool that changes its size: pass its `absent` blocks")
+        known.require_awake()
+        return known
+
     # Sleeping
 
     def sleep(self) -> None:
@@ -353,6 +396,22 @@ class KVStorage:
         place = shape.placement(pool.num_blocks, spec.block_size).parts[part]
         sizes = {"B": pool.num_blocks, "N": spec.block_size, "H": shape.num_heads, "C": shape.dims[part]}
         return _view(pool, shape.dtype, place, sizes, layer)
+
+
+def runs_of_pools(
+    config: SpaceConfig, shapes: Sequence[GroupShape], device: "torch.device | str" = "cpu"
+) -> dict[str, int]:
+    """Return by pool how many blocks a piece of memory has that a pool can give back by itself.
+
+    Raises:
+        ConfigurationError: shapes that do not fit the groups, or whose blocks have several pieces.
+        DeviceUnavailableError: there is no such device, or its driver cannot reserve addresses.
+    """
+    where, nbytes, num_blocks = as_device(device), block_nbytes_of(config.groups, shapes), config.blocks_by_pool()
+    return {
+        group.pool: run_of(nbytes[group.pool], shape.pieces(num_blocks[group.pool], group.block_size), where)
+        for group, shape in pair_groups(config.groups, shapes)
+    }
 
 
 def _scales_of_layer(shape: KeyValueShape | LatentShape) -> tuple[int, int]:

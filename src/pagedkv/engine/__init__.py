@@ -11,6 +11,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     llm              LLM: prompts in, answers out
     async_llm        AsyncLLM: the same for event loops, and the thread that drives it; answer_stream: their answers
     core             EngineCore: requests in, steps; parts: the model over its blocks, built from a configuration
+    broker           MemoryBroker: engines of one process share a device's memory, by a rule
     step             StepLoop: schedule, forward, sample, finish, record; steps that fail; the requests under way
     runner           ModelRunner: a batch in one row, passes of a step through the model, log-probabilities of prompts
     forward_pass     a model's calls of attention and of its cache, over blocks; unfoldings: latents without unfolding
@@ -36,8 +37,9 @@ with needing("hf", "pagedkv.engine"):
 
 from pagedkv.engine.answer_stream import AnswerStream, TokenUpdate
 from pagedkv.engine.async_llm import AsyncLLM
+from pagedkv.engine.broker import MemoryBroker, share_by_demand
 from pagedkv.engine.config import EngineConfig
-from pagedkv.engine.core import EngineCore
+from pagedkv.engine.core import EngineCore, PoolSize
 from pagedkv.engine.engine_tiers import HandOff
 from pagedkv.engine.guessing import PromptLookup
 from pagedkv.engine.kv_scales import KVScales, measure_kv_scales
@@ -64,7 +66,9 @@ __all__ = [
     "HandOff",
     "Intent",
     "KVScales",
+    "MemoryBroker",
     "NixlLink",
+    "PoolSize",
     "PromptLookup",
     "RankGroup",
     "RequestOutput",
@@ -78,4 +82,5 @@ __all__ = [
     "TokenUpdate",
     "TokensPrompt",
     "measure_kv_scales",
+    "share_by_demand",
 ]

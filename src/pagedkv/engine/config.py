@@ -44,6 +44,9 @@ class EngineConfig:
         kv_share: in place of ``kv_nbytes`` the share of the memory that is free on the device once the model is there,
             0 to 1, in at most :data:`MOST_BLOCKS` blocks; told by :attr:`EngineCore.choices`. What is left is for steps
             and their graphs. Not with several ranks. None: ``kv_nbytes``.
+        kv_at_first: the share of the blocks that have memory at first, above 0 and below 1; the pool then changes its
+            size (:class:`MemoryBroker`, :meth:`EngineCore.shrink`), in pieces of memory that the device can release.
+            For one rank, and models whose groups have one pool in block-major layout. None: pools keep their size.
         kv_dtype: type of stored keys and values: "auto", the model's own, or "fp8", eight bits (e4m3fn, on a GPU),
             which takes half of the memory of bfloat16 and rounds to three bits after the leading one. Latents and
             states are always of the model's own type.
@@ -115,6 +118,7 @@ class EngineConfig:
     checkpoint_interval: int = 1024
     kv_nbytes: int = 512 * MIB
     kv_share: float | None = None
+    kv_at_first: float | None = None
     kv_dtype: KVType = "auto"
     kv_scales: KVScales | None = None
     mean_tokens: int = 1024
@@ -154,7 +158,8 @@ class EngineConfig:
         for name in ("block_size", "checkpoint_interval", "mean_tokens", "max_sequences", "max_batched_tokens"):
             as_count(getattr(self, name), name, least=1)
         as_count(self.kv_nbytes, "kv_nbytes", least=1, most=MOST_NBYTES)
-        _check_share(self.kv_share)
+        _check_share(self.kv_share, "kv_share")
+        _check_share(self.kv_at_first, "kv_at_first")
         as_count(self.min_partial_hit, "min_partial_hit")
         as_count(self.seed, "seed", most=LARGEST_SEED)
         if self.max_tokens is not None:
@@ -305,9 +310,9 @@ class EngineConfig:
         return given if isinstance(given, Mapping) else {spec.pool: given for spec in groups.specs}
 
 
-def _check_share(given: float | None) -> None:
-    if given is not None and not as_fraction(given, "kv_share"):
-        raise ConfigurationError("kv_share is 0, which leaves no memory for blocks: give a share, such as 0.9")
+def _check_share(given: float | None, name: str) -> None:
+    if given is not None and not as_fraction(given, name):
+        raise ConfigurationError(f"{name} is 0, which leaves no memory for blocks: give a share, such as 0.9")
 
 
 def _check_scales(scales: object, kv_dtype: KVType) -> None:

@@ -26,14 +26,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
-from pagedkv.contract.answers import TierEvents
+from pagedkv.contract.answers import BlockHolders, TierEvents
 from pagedkv.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.device import is_device_failure
+from pagedkv.device.memory import PoolMemory
 from pagedkv.engine.adapters import Adapters
 from pagedkv.engine.answering import Answering, Sampler
 from pagedkv.engine.captured_passes import CaptureState
@@ -57,6 +58,26 @@ from pagedkv.scheduling import Request, Scheduler
 from pagedkv.tiers.served import LoadUnderWay, TierStatistics
 
 NO_SHARED_TIER: Final = "a hand-off needs a tier that both engines have: a folder, Redis or an object store"
+
+
+class PoolSize(NamedTuple):
+    """The memory of one engine's blocks, and what its requests may come to take.
+
+    Args:
+        unit_nbytes: a piece of memory that can be given back by itself.
+        nbytes: what there is now; least_nbytes, most_nbytes: what there always is, and can ever be.
+        wanted_nbytes: what the requests that wait or run may come to take, all together.
+        first_nbytes: what the one of them that came first may come to take; 0: there is none.
+        first_arrived: when that one came, in seconds of the engine's clock.
+    """
+
+    unit_nbytes: int
+    nbytes: int
+    least_nbytes: int
+    most_nbytes: int
+    wanted_nbytes: int
+    first_nbytes: int = 0
+    first_arrived: float = 0.0
 
 
 @final
@@ -637,6 +658,79 @@ class EngineCore:
             if self.is_asleep:
                 self.executor.storage.wake()
                 self.is_asleep = False
+
+    # The size of the pool
+
+    @property
+    def pool_size(self) -> PoolSize:
+        """The memory of the engine's blocks, and what its requests may come to take. O(requests).
+
+        Raises ConfigurationError if the pool keeps its size (``EngineConfig.kv_at_first``).
+        """
+        pool = self._resizable()
+        num_blocks, unit = pool.num_blocks - self.space.num_absent_blocks(pool.name), pool.run * pool.block_nbytes
+        needs = [self.scheduler.most_blocks(request.scheduled)[pool.name] for request in self.requests]
+        first = next(iter(self.requests), None)
+        return PoolSize(
+            unit_nbytes=unit,
+            nbytes=num_blocks * pool.block_nbytes,
+            least_nbytes=(pool.num_blocks % pool.run + pool.run) * pool.block_nbytes,
+            most_nbytes=pool.num_blocks * pool.block_nbytes,
+            wanted_nbytes=(1 + max(sum(needs), self.space.num_live_blocks(pool.name))) * pool.block_nbytes,
+            first_nbytes=(1 + needs[0]) * pool.block_nbytes if needs else 0,
+            first_arrived=0.0 if first is None else first.arrived,
+        )
+
+    def shrink(self, num_units: int) -> int:
+        """Give memory of blocks that no request uses back, and what is cached in them, between two steps.
+
+        Requests under way are not affected, but wait where the rest is too little for them, until :meth:`grow`.
+
+        Args:
+            num_units: pieces of memory (:attr:`PoolSize.unit_nbytes`).
+
+        Returns how many were given back: fewer if requests use the others.
+
+        Raises:
+            ConfigurationError: the pool keeps its size (``EngineConfig.kv_at_first``).
+            EngineError: the engine has failed, sleeps, or another thread drives it.
+        """
+        with self._driving():
+            pool, count = self._resizable(), as_count(num_units, "num_units")
+            self._land()
+            answer = self.space.shrink(count * pool.run, pool=pool.name, run=pool.run)
+            if isinstance(answer, BlockHolders):
+                answer = self.space.shrink(answer.num_available, pool=pool.name, run=pool.run)
+            assert not isinstance(answer, BlockHolders), answer
+            if len(answer):
+                self.executor.storage.release(pool.name, answer)
+            return len(answer) // pool.run
+
+    def grow(self, num_units: int) -> None:
+        """Take memory for blocks again, between two steps; addresses, and graphs, stay as they are.
+
+        Raises:
+            ConfigurationError: not so many units are absent, there is not enough memory, or the pool keeps its size;
+                nothing is changed.
+            EngineError: the engine has failed, sleeps, or another thread drives it.
+        """
+        with self._driving():
+            pool, count = self._resizable(), as_count(num_units, "num_units")
+            self._land()
+            block_ids = self.space.grow(count * pool.run, pool=pool.name, run=pool.run)
+            try:
+                self.executor.storage.take(pool.name, block_ids)
+            except ConfigurationError:
+                self.space.shrink(len(block_ids), pool=pool.name, run=pool.run)
+                raise
+
+    def _resizable(self) -> PoolMemory:
+        pool = next(iter(self.executor.storage.pools.values()))
+        if not pool.run:
+            raise ConfigurationError("the engine's pools keep their size: set EngineConfig(kv_at_first=...)")
+        if self.is_asleep:
+            raise EngineError("the engine sleeps, and has no memory for blocks: wake it first")
+        return pool
 
     # Ranks
 

@@ -13,13 +13,16 @@ What does not fit or cannot work is refused here, before the first request.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import NamedTuple, final
 
 import torch
 
 from pagedkv.attention import AttentionBackend, backend_for
+from pagedkv.contract.answers import BlockHolders
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
+from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of, runs_of_pools
 from pagedkv.engine.adapters import Adapters
 from pagedkv.engine.captured_passes import MOST_TOKENS, CapturedPasses, of_tables, what_prevents_graphs
 from pagedkv.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
@@ -96,10 +99,11 @@ class EngineParts:
         self.config, told = with_memory(config, groups, model.device, is_sharded=ranks is not None)
         self.choices += told
         space_config = self.config.space(groups, compat.longest_sequence(model))
-        require_room(_kv_nbytes(space_config, groups), model)
         self.num_vocabulary = groups.num_vocabulary
         self.space = BlockSpace(space_config)
-        self.executor = self._new_executor(space_config, groups)
+        absent = {} if config.kv_at_first is None else self._first_absent(config.kv_at_first)
+        require_room(_kv_nbytes(space_config, groups, absent), model)
+        self.executor = self._new_executor(space_config, groups, absent)
         self.runner, self.memory = self._prepared(traits, may_fall_back=may_fall_back)
         is_first = ranks is None or ranks.is_first
         self.drafter = self._new_drafter(draft) if draft is not None and is_first else None
@@ -162,9 +166,29 @@ class EngineParts:
         stored = replace(whole, groups=self.config.stored(whole.groups, model.device))
         return RankedContent(stored, model, self._groups, storage, self._ranks)
 
-    def _new_executor(self, space_config: SpaceConfig, groups: EngineGroups) -> PlanExecutor:
+    def _first_absent(self, share: float) -> dict[str, Int32Array]:
+        """Make all blocks absent but a share of them, rounded up to what the device can release; return those absent.
+
+        Raises:
+            ConfigurationError: a model on several ranks, or with several pools, or blocks of several pieces.
+        """
+        if self._ranks is not None or len(self.space.config.pool_names) > 1:
+            raise ConfigurationError(
+                "kv_at_first is for a model on one rank whose groups have one pool: it has "
+                f"{list(self.space.config.pool_names)}"
+            )
+        (pool, run), *_ = runs_of_pools(self.space.config, self._groups.shapes, self._model.device).items()
+        num_blocks = self.space.config.blocks_by_pool()[pool]
+        num_first = max(1, ceil(share * num_blocks / run))
+        answer = self.space.shrink(max(0, num_blocks // run - num_first) * run, pool=pool, run=run)
+        assert not isinstance(answer, BlockHolders), "nothing holds a block of a new space"
+        return {pool: answer}
+
+    def _new_executor(
+        self, space_config: SpaceConfig, groups: EngineGroups, absent: Mapping[str, Int32Array]
+    ) -> PlanExecutor:
         config, device = self.config, self._model.device
-        storage = KVStorage(space_config, groups.shapes, device)
+        storage = KVStorage(space_config, groups.shapes, device, absent=absent)
         if config.kv_scales is not None:
             set_scales(storage, groups, config.kv_scales)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=device)
@@ -224,10 +248,10 @@ def require_draft_model(config: EngineConfig, draft: DraftModel | None) -> None:
         )
 
 
-def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
-    """Return the bytes of all pools on the device."""
+def _kv_nbytes(config: SpaceConfig, groups: EngineGroups, absent: Mapping[str, Int32Array]) -> int:
+    """Return the bytes of all pools on the device, without those of absent blocks."""
     nbytes: Mapping[str, int] = block_nbytes_of(groups.specs, groups.shapes)
-    return sum(count * nbytes[pool] for pool, count in config.blocks_by_pool().items())
+    return sum((count - len(absent.get(pool, ()))) * nbytes[pool] for pool, count in config.blocks_by_pool().items())
 
 
 class Chosen(NamedTuple):

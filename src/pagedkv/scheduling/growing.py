@@ -145,7 +145,7 @@ def _drains(state: SchedulerState) -> bool:
 
 
 def _preempt_last(state: SchedulerState, draft: BatchDraft, shortage: Shortage) -> None:
-    """Preempt the last running request, by swap or recompute. If it runs alone, reject it.
+    """Preempt the last running request, by swap or recompute. If it runs alone, reject it, unless blocks may come back.
 
     If there are loads under way, they are ended instead, and no request is preempted.
     """
@@ -153,7 +153,7 @@ def _preempt_last(state: SchedulerState, draft: BatchDraft, shortage: Shortage) 
         return
     request = state.running[-1] if shortage.share is None else _last_with_usable_blocks(state, shortage, shortage.share)
     request.num_preemptions += 1
-    if len(state.running) == 1:
+    if len(state.running) == 1 and not state.space.num_absent_blocks(shortage.pool):
         request.rejection = f"it ran out of blocks alone: {shortage}"
         _free(state, draft, request)
         request.drop()

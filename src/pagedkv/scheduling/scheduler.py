@@ -46,7 +46,7 @@ from pagedkv.contract.arguments import as_token_array
 from pagedkv.contract.arrays import NO_TOKENS, BoolArray, Int32Array
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import SharedPrefixError, StepError, TokenError, TruncationError
-from pagedkv.scheduling.admitting import admit_waiting, branch_off, fits_alone
+from pagedkv.scheduling.admitting import admit_waiting, branch_off, fits_alone, most_blocks
 from pagedkv.scheduling.config import SchedulingConfig
 from pagedkv.scheduling.growing import append_drafts, as_accepted, decode, fill_drafts, prefill, roll_back_drafts
 from pagedkv.scheduling.request import Batch, BatchDraft, Chunk, Decoding, Progress, Request
@@ -351,6 +351,10 @@ class Scheduler:
         O(groups + tenants). Raises ConfigurationError if the space has no such tenant.
         """
         return fits_alone(self._state, request, within_limits=within_limits)
+
+    def most_blocks(self, request: Request) -> dict[str, int]:
+        """Count, by pool, the blocks that a request may come to have, as if no window ever gave one back. O(groups)."""
+        return most_blocks(self._state.space.config, request)
 
     @property
     def is_idle(self) -> bool:

@@ -251,9 +251,10 @@ class SchedulerState:
 
     @property
     def awaits_blocks(self) -> bool:
-        """Whether any block is held by a row, a load or a step in flight: all of them end."""
+        """Whether a block may come free: held by a row, a load or a step in flight, which all end, or absent."""
         pools, space = self.space.config.pool_names, self.space
-        return any(space.num_live_blocks(pool) or space.num_deferred_blocks(pool) for pool in pools)
+        counts = (space.num_live_blocks, space.num_deferred_blocks, space.num_absent_blocks)
+        return any(count(pool) for pool in pools for count in counts)
 
     @property
     def is_computing(self) -> bool:

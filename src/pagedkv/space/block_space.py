@@ -24,6 +24,7 @@ import numpy.typing as npt
 from pagedkv.contract.answers import (
     AbortedSteps,
     Allocation,
+    BlockHolders,
     EpochSpan,
     Explanation,
     InvalidatedMemory,
@@ -55,6 +56,7 @@ from pagedkv.space import (
     loading,
     planning,
     releasing,
+    resizing,
     swapping,
     truncating,
     withdrawing,
@@ -924,6 +926,54 @@ class BlockSpace(SpaceView):
         Cost: O(blocks + rows).
         """
         return forgetting.invalidate_memory(self._state, self._ledger)
+
+    # The size of pools
+
+    def shrink(self, num_blocks: int, *, pool: str | None = None, run: int = 1) -> Int32Array | BlockHolders:
+        """Give blocks of a pool back: they are absent until :meth:`grow`, and what was cached in them is evicted.
+
+        No block in use is moved or taken: free rows, or swap them out, where the answer says that they hold too many.
+        What the floors of tenants keep is not given back. With runs of one block, those are given back that would be
+        allocated next. A prompt that fits a pool only with its absent blocks is told LATER by :meth:`can_allocate`.
+
+        The memory of the blocks can be released at once, or with ``SpaceConfig.in_order`` once the steps planned so
+        far are over, which may still read it.
+
+        Args:
+            num_blocks: how many, a multiple of ``run``.
+            pool: name of their device pool; the first group's when None.
+            run: how many adjacent blocks make a piece of memory that the device can release. Runs are counted from
+                block 0. The first run, which has the null block, and a rest at the end stay.
+
+        Returns the ids of the blocks, int32 ``[num_blocks]``, run by run; or what holds too many, with nothing
+        changed.
+
+        Raises:
+            ConfigurationError: no such pool; blocks that are no whole runs.
+
+        Cost: O(blocks), about 0.1 us each. Nothing for spaces that never shrink.
+        """
+        owner = self._pool(pool)
+        return resizing.shrink(self._state, owner, *resizing.as_runs(owner, num_blocks, run))
+
+    def grow(self, num_blocks: int, *, pool: str | None = None, run: int = 1) -> Int32Array:
+        """Take absent blocks of a pool back: they are free, without content, and allocated before all others.
+
+        Their memory must be there before the next plan is executed. A :meth:`shrink` by as many right away takes the
+        same blocks again, as where their memory cannot be had after all.
+
+        Args:
+            num_blocks, pool, run: as for :meth:`shrink`.
+
+        Returns the ids of the blocks, int32 ``[num_blocks]``, ascending.
+
+        Raises:
+            ConfigurationError: no such pool; blocks that are no whole runs; fewer are absent. Nothing is changed.
+
+        Cost: O(blocks of the pool), about 2 ns each.
+        """
+        owner = self._pool(pool)
+        return resizing.grow(self._state, owner, *resizing.as_runs(owner, num_blocks, run))
 
     # Tenants
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.record import (
+    ABSENT,
     CHARGED,
     DEFERRED,
     HIGH_PRIORITY,
@@ -53,6 +54,8 @@ class BlockState(IntEnum):
     """Tables or tickets refer to it."""
     DEFERRED = 5
     """No reference is left, and a step in flight may still use it."""
+    ABSENT = 6
+    """Its memory was given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class SpaceInspection(SpaceObserver):
         counts = self._pool(pool).arrays.counts
         num_free, num_cached, num_leased = int(counts[NUM_FREE]), int(counts[NUM_CACHED]), int(counts[NUM_LEASED])
         num_deferred = int(counts[NUM_DEFERRED])
-        num_live = self._pool(pool).num_usable - num_free - num_deferred
+        num_live = self._pool(pool).num_present - num_free - num_deferred
         return PoolCounts(num_free - num_cached, num_cached - num_leased, num_leased, num_live, num_deferred)
 
     def shares(self, pool: str) -> Int32Array:
@@ -197,11 +200,16 @@ class SpaceInspection(SpaceObserver):
         if len(arrays.leases):
             states[(is_named > 0) & (arrays.leases > 0)] = BlockState.LEASED
         states[places == DEFERRED] = BlockState.DEFERRED
+        states[places == ABSENT] = BlockState.ABSENT
         states[ref_counts > 0] = BlockState.LIVE
         states[NULL_BLOCK] = BlockState.NULL
         tenants = np.zeros(num_blocks, np.int32)
         if len(arrays.tenants):
-            np.copyto(tenants, arrays.tenants[:num_blocks, CHARGED], where=states > BlockState.FREE)
+            np.copyto(
+                tenants,
+                arrays.tenants[:num_blocks, CHARGED],
+                where=(states > BlockState.FREE) & (states < BlockState.ABSENT),
+            )
         return PoolMap(pool, states, tenants)
 
     def block(self, pool: str, block_id: int) -> BlockDetails:
@@ -281,13 +289,15 @@ class SpaceInspection(SpaceObserver):
             return BlockState.LIVE
         if record[QUEUE] == DEFERRED:
             return BlockState.DEFERRED
+        if record[QUEUE] == ABSENT:
+            return BlockState.ABSENT
         if not record[NAME]:
             return BlockState.FREE
         return BlockState.CACHED if _lease_end_s(pool, block) is None else BlockState.LEASED
 
     def _tenant_of(self, pool: BlockPool, block: int) -> str | None:
         tenants = pool.arrays.tenants
-        if not len(tenants) or self._state_of(pool, block) is BlockState.FREE:
+        if not len(tenants) or self._state_of(pool, block) in {BlockState.FREE, BlockState.ABSENT}:
             return None
         return self._state.room.names[int(tenants[block, CHARGED])]
 

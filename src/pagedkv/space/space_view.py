@@ -248,7 +248,11 @@ class SpaceView:
     def num_live_blocks(self, pool: str | None = None) -> int:
         """Blocks that tables or tickets refer to; of the first group's pool when None. O(1)."""
         owner = self._pool(pool)
-        return owner.num_usable - owner.num_free - owner.num_deferred
+        return owner.num_present - owner.num_free - owner.num_deferred
+
+    def num_absent_blocks(self, pool: str | None = None) -> int:
+        """Blocks whose memory was given back (:meth:`BlockSpace.shrink <pagedkv.BlockSpace.shrink>`). O(1)."""
+        return self._pool(pool).num_absent
 
     def statistics(self) -> SpaceStatistics:
         """Take a snapshot of all counts. O(rows + blocks held)."""

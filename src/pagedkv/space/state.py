@@ -848,9 +848,9 @@ class Room:
 
     def num_kept(self, pool: BlockPool, *, is_first: bool = True) -> int:
         """Count the blocks that admissions leave free: the watermark, or 0 for the first in a pool with none in use."""
-        if is_first and pool.num_free == pool.num_usable:
+        if is_first and pool.num_free == pool.num_present:
             return 0
-        return int(self._state.config.watermark * pool.num_usable)
+        return int(self._state.config.watermark * pool.num_present)
 
     # Shares
 

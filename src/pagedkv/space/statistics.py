@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.record import (
+    NUM_ABSENT,
     NUM_ACQUIRED,
     NUM_CACHED,
     NUM_DEFERRED,
@@ -25,7 +26,7 @@ class PoolStatistics:
 
     Args:
         name: name of the pool; a host pool has the name of its device pool.
-        num_blocks: usable blocks (without the null block).
+        num_blocks: usable blocks (without the null block), absent ones included.
         num_free: blocks that can be handed out now, cached ones included.
         num_cached: free blocks whose content can still be hit.
         num_deferred: unreferenced blocks that wait for a step.
@@ -37,6 +38,7 @@ class PoolStatistics:
         num_hit_blocks: references given to cached blocks.
         nbytes: host memory of the bookkeeping.
         num_leased: of the free blocks, those that leases keep.
+        num_absent: blocks whose memory was given back.
     """
 
     name: str
@@ -52,6 +54,7 @@ class PoolStatistics:
     num_hit_blocks: int
     nbytes: int
     num_leased: int = 0
+    num_absent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def _of_pool(pool: BlockPool, num_held: int) -> PoolStatistics:
         num_free=counts[NUM_FREE],
         num_cached=counts[NUM_CACHED],
         num_deferred=counts[NUM_DEFERRED],
-        num_in_use=pool.num_usable - counts[NUM_FREE] - counts[NUM_DEFERRED],
+        num_in_use=pool.num_present - counts[NUM_FREE] - counts[NUM_DEFERRED],
         num_held=num_held,
         num_named=counts[NUM_NAMED],
         num_acquired=counts[NUM_ACQUIRED],
@@ -110,4 +113,5 @@ def _of_pool(pool: BlockPool, num_held: int) -> PoolStatistics:
         num_hit_blocks=counts[NUM_HIT_BLOCKS],
         nbytes=pool.nbytes,
         num_leased=counts[NUM_LEASED],
+        num_absent=counts[NUM_ABSENT],
     )
