@@ -53,7 +53,7 @@ def test_a_share_that_cannot_be_is_refused(given: str) -> None:
 
 
 def test_the_choices_of_the_engine_are_told_and_have_options(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(make_service(Script()), "http://here", inspects=False)
+    tell(make_service(Script()), "http://here", inspects=False, total_s=1.0)
     assert "the model is not compiled (the model is on cpu); steps do not overlap" in capsys.readouterr().err
     chosen = EngineOptions().config()
     assert (chosen.compile_model, chosen.overlap) == (None, None)

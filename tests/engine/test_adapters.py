@@ -1,11 +1,14 @@
 """Requests of several LoRA adapters in one batch answer as ``generate`` with each adapter, and share nothing."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from pagedkv.contract.answers import MissCause
 from pagedkv.contract.keys import RequestKeys
@@ -209,3 +212,16 @@ def test_the_self_test_covers_each_adapter(folders: dict[str, str], monkeypatch:
     monkeypatch.setattr(Adapters, "active", noted)
     LLM(make_model("llama"), replace(CONFIG, adapters=folders, self_test=True))
     assert tested == list(folders)
+
+
+def test_an_adapter_of_another_shape_is_refused_and_names_its_first_tensor(tmp_path: Path) -> None:
+    folder = make_adapter(tmp_path / "wide", make_model("llama"), 0)
+    path = Path(folder) / "adapter_model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in sorted(weights) if name.endswith("q_proj.lora_A.weight"))
+    weights[name] = torch.zeros(4, 7)
+    save_file(weights, path)
+    with pytest.raises(
+        ConfigurationError, match=rf"its {re.escape(name)} is \[4, 7\], for a layer that takes 7 features"
+    ):
+        LLM(make_model("llama"), replace(CONFIG, adapters={"wide": folder}))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams
 from pagedkv.engine.sampling import NOT_READY
-from pagedkv.errors import SamplingError
+from pagedkv.engine.sampling.parameters import Pooling
+from pagedkv.errors import RequestError, SamplingError
+from pagedkv.probe import compat
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
@@ -161,6 +163,8 @@ def test_log_probabilities_are_of_the_logits_as_they_are(model: PreTrainedModel)
                 assert [value for _, value in found.top] == pytest.approx(row.topk(len(found.top)).values, abs=1e-4)
 
 
+STATES = {"bamba"}
+"""Families whose states are not kept where these prompts could be hit."""
 FAMILIES = ("llama", "gemma2", "granite", "cohere2", "llama4_text", "deepseek_v3", "bamba")
 
 
@@ -213,6 +217,40 @@ def test_prompts_of_one_step_are_scored_each_by_its_own_tokens(model: PreTrained
         found = [each.logprob for each in request.output().prompt_logprobs or () if each is not None]
         own = [float(expected[place, token]) for place, token in enumerate(prompt[1:])]
         assert found == pytest.approx(own, abs=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("name", long_but(["gemma2", "granite", "cohere2", "bamba"], FAMILIES))
+def test_hidden_states_are_pooled_over_chunks_preemption_and_hits(name: str, pooling: Pooling) -> None:
+    model = make_model(name)
+    llm = LLM(model, CONFIG)
+    serve(llm, PROMPTS[:2], GREEDY)  # what could be hit
+    requests = serve_each(llm, [replace(GREEDY, pooling=pooling)] * 6)
+    assert any(request.num_cached_tokens for request in requests) == (pooling == "last" and name not in STATES)
+    for prompt, request in zip(PROMPTS, requests, strict=True):
+        found = request.output().pooled
+        assert found is not None
+        with torch.inference_mode():
+            hidden = compat.body(model)(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+        assert found == pytest.approx(hidden.mean(dim=0) if pooling == "mean" else hidden[-1], abs=2e-3)
+    compare(requests, reference(model, PROMPTS, NUM_NEW))
+
+
+def test_log_probabilities_of_named_tokens_are_told_in_their_order(model: PreTrainedModel) -> None:
+    named = [9, 3, 150]
+    wishes = [replace(GREEDY, logprobs=0, logprob_token_ids=named), replace(GREEDY, logprobs=2)]
+    outputs = LLM(model, ROOMY).generate(PROMPTS[:2], wishes)
+    expected = dense_logprobs(model, (*outputs[0].prompt_token_ids, *outputs[0].token_ids))
+    for number, each in enumerate(outputs[0].completions[0].logprobs or ()):
+        row = expected[len(outputs[0].prompt_token_ids) + number - 1]
+        assert each.top == tuple((token, pytest.approx(float(row[token]), abs=1e-4)) for token in named)
+    assert all(len(each.top) == 2 for each in outputs[1].completions[0].logprobs or ())
+    with pytest.raises(RequestError, match="logprob_token_ids names tokens 3 to"):
+        LLM(model, ROOMY).generate(PROMPTS[:1], replace(GREEDY, logprobs=0, logprob_token_ids=[3, 10**6]))
+    with pytest.raises(RequestError, match="logprob_token_ids need logprobs"):
+        SamplingParams(logprob_token_ids=[3])
+    with pytest.raises(RequestError, match="pooling must be one of"):
+        SamplingParams(pooling=cast("Pooling", "max"))
 
 
 def test_a_prompt_never_has_its_whole_vocabulary_at_once(

@@ -45,7 +45,7 @@ def completion(server: Running, **body: Any) -> Any:  # noqa: ANN401 - JSON
 def test_models_are_listed_with_their_adapters(adapted: Running, folders: dict[str, str]) -> None:
     cards = {card["id"]: card for card in httpx.get(f"{adapted.url}/v1/models").json()["data"]}
     assert list(cards) == ["small", "legal", "rude"]
-    assert "parent" not in cards["small"]
+    assert (cards["small"]["root"], cards["small"]["parent"]) == ("small", None)
     assert [(cards[name]["parent"], cards[name]["root"]) for name in folders] == [
         ("small", folder) for folder in folders.values()
     ]

@@ -1,11 +1,13 @@
 """No field that clients know is ignored in silence: each is served, refused with a reason, or has no effect."""
 
+import json
+from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import ChatCompletionStreamOptionsParam, completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
@@ -13,7 +15,10 @@ from tokenizers.processors import TemplateProcessing
 
 from pagedkv.server import OpenAccess, ServerConfig, Service
 from pagedkv.server.anthropic.bodies import CountRequest, MessagesRequest
-from pagedkv.server.fields import UNSERVED, WITHOUT_EFFECT, unserved
+from pagedkv.server.app import STREAMING
+from pagedkv.server.fields import UNKNOWN_FIELDS, UNSERVED, WITHOUT_EFFECT, unserved
+from pagedkv.server.http import ApiError
+from pagedkv.server.openai.embeddings import EmbeddingsRequest
 from pagedkv.server.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -26,11 +31,12 @@ from pagedkv.server.openai.requests import (
 from pagedkv.server.openai.responses import as_chat_request
 from pagedkv.server.openai.text_completions import prompts_of
 from tests.server.conftest import Running
-from tests.server.serving import TOKENIZER, byte_tokenizer
+from tests.server.serving import TOKENIZER, byte_tokenizer, tokens_of
 
 CLIENTS: Final[dict[type[BaseModel], type]] = {
     ChatRequest: chat_create_params.CompletionCreateParamsBase,
     CompletionRequest: completion_create_params.CompletionCreateParamsBase,
+    EmbeddingsRequest: embedding_create_params.EmbeddingCreateParams,
     ResponsesRequest: response_create_params.ResponseCreateParamsBase,
     MessagesRequest: message_create_params.MessageCreateParamsBase,
     CountRequest: message_count_tokens_params.MessageCountTokensParams,
@@ -83,6 +89,10 @@ VLLM: Final[dict[type[BaseModel], str]] = {
         "media_io_kwargs messages mm_processor_kwargs model prompt return_token_strs tools"
     ),
     DetokenizeRequest: "model tokens",
+    EmbeddingsRequest: (
+        "model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs cache_salt "
+        "input add_special_tokens encoding_format dimensions use_activation embed_dtype endianness messages"
+    ),
 }
 """The fields of vLLM 0.33.0's requests: vllm/entrypoints/{openai/*,serve/tokenize,anthropic}/protocol.py."""
 
@@ -132,8 +142,136 @@ def test_what_is_not_served_is_refused_with_the_reason_and_harmless_values_are_t
             assert refused.status_code == 400, name
             assert refused.json()["error"]["message"] == f"{name} is not served: {UNSERVED[name].reason}"
         harmless = {name: (*each.harmless, None)[0] for name, each in UNSERVED.items() if name not in body.model_fields}
-        nobodys = {"a_field_of_next_year": 1}
-        assert client.post(path, json={**wish, **harmless, **nobodys}).status_code == 200
+        plain = client.post(path, json={**wish, **harmless})
+        assert (plain.status_code, UNKNOWN_FIELDS in plain.headers) == (200, False)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_fields_that_nobody_knows_are_told_in_a_header(
+    server: Running, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"a_field_of_{path.replace('/', '_')}"
+    wish = {**BODIES[path][1], name: 1, "user": "x", "\n": 2}
+    for _ in range(2):
+        answer = httpx.post(f"{server.url}{path}", json=wish, timeout=60)
+        assert (answer.status_code, answer.headers[UNKNOWN_FIELDS]) == (200, f"{name}, ?")
+    assert len([record for record in caplog.records if name in record.getMessage()]) == 1
+    streamed = {**wish, "stream": True}
+    if path in STREAMING:
+        assert httpx.post(f"{server.url}{path}", json=streamed, timeout=60).headers[UNKNOWN_FIELDS] == f"{name}, ?"
+
+
+def test_a_strict_server_refuses_them_and_names_what_may_be_meant(server: Running) -> None:
+    strict = replace(server.service.config, strict_fields=True)
+    service = Service(server.service.engine, strict, OpenAccess(), tokenizer=TOKENIZER)
+    service.note_unknown_fields(ChatRequest.read(json.dumps({**CHAT, "user": "x"}).encode()))
+    with pytest.raises(ApiError, match=r"there is no field max_token: did you mean max_tokens\?"):
+        service.note_unknown_fields(ChatRequest.read(json.dumps({**CHAT, "max_token": 1}).encode()))
+    with pytest.raises(ApiError, match=r"there is no field qqqq$"):
+        service.note_unknown_fields(ChatRequest.read(json.dumps({**CHAT, "qqqq": 1}).encode()))
+
+
+def test_whole_answers_have_the_fields_of_vllm_in_any_case(server: Running) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        chat = client.post("/v1/chat/completions", json=CHAT).json()
+        text = client.post("/v1/completions", json=TEXT).json()
+    told = {"prompt_token_ids": None, "prompt_logprobs": None}
+    assert told.items() <= chat.items()
+    assert told.items() <= text["choices"][0].items()
+    for choice in (chat["choices"][0], text["choices"][0]):
+        assert {"token_ids": None, "stop_reason": None}.items() <= choice.items()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_ended_an_answer_is_told(server: Running, path: str) -> None:
+    cue, t = "what ends", tokens_of("t")[0]
+    server.script.write(cue, "one two three")
+    asked = {"prompt": cue} if path == "/v1/completions" else {"messages": [{"role": "user", "content": cue}]}
+    wish = {"model": "small", "max_tokens": 40, "temperature": 0, **asked}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for more, reason in (({}, None), ({"stop": ["two"]}, "two"), ({"stop_token_ids": [t]}, t)):
+            assert client.post(path, json={**wish, **more}).json()["choices"][0]["stop_reason"] == reason
+            lines = client.post(path, json={**wish, **more, "stream": True}).text.split("data: ")[1:-1]
+            chunks = [json.loads(line)["choices"][0] for line in lines]
+            assert chunks[-1]["finish_reason"] == "stop"
+            assert chunks[-1].get("stop_reason") == reason
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_answers_have_allowed_tokens_and_no_bad_words(server: Running, path: str) -> None:
+    asked = {"prompt": "any"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "any"}]}
+    wish = {"model": "small", "max_tokens": 30, "ignore_eos": True, "return_token_ids": True, "seed": 0, **asked}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+
+        def tokens(**more: object) -> list[int]:
+            found: list[int] = client.post(path, json={**wish, **more}).json()["choices"][0]["token_ids"]
+            return found
+
+        a, b, c = tokens_of("ABC", ends=False)
+        assert set(tokens(allowed_token_ids=[a, b, c])) == {a, b, c}
+        assert set(tokens(allowed_token_ids=[a, b, c], bad_words=["B"])) == {a, c}
+        assert "AB" in str(TOKENIZER.decode(tokens(allowed_token_ids=[a, b])))
+        assert "AB" not in str(TOKENIZER.decode(tokens(allowed_token_ids=[a, b], bad_words=["AB"])))
+        beyond = client.post(path, json={**wish, "allowed_token_ids": [10**6]})
+        assert (beyond.status_code, beyond.json()["error"]["param"]) == (400, "allowed_token_ids")
+
+
+def test_log_probabilities_of_named_tokens_are_told(server: Running) -> None:
+    cue = "whose probabilities"
+    server.script.write(cue, "B")
+    wish = {"model": "small", "max_tokens": 1, "temperature": 0, "return_tokens_as_token_ids": True}
+    ids = tokens_of("BFG", ends=False)
+    named = {"logprob_token_ids": [ids[1], ids[0], ids[2]]}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        all_of = client.post("/v1/completions", json={**wish, "prompt": cue, "logprobs": 20, "top_k": 1}).json()
+        chat = {**wish, **named, "messages": [{"role": "user", "content": cue}], "logprobs": True}
+        position = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["logprobs"]["content"][0]
+        assert [each["token"] for each in position["top_logprobs"]] == [f"token_id:{token}" for token in ids]
+        assert position["logprob"] == position["top_logprobs"][0]["logprob"]
+        text = client.post("/v1/completions", json={**wish, **named, "prompt": cue, "logprobs": 0}).json()
+        told = text["choices"][0]["logprobs"]["top_logprobs"][0]
+        assert list(told) == [f"token_id:{token}" for token in ids]
+        known = all_of["choices"][0]["logprobs"]["top_logprobs"][0]
+        assert all(value == pytest.approx(known[token], abs=1e-4) for token, value in told.items() if token in known)
+        refused = client.post("/v1/chat/completions", json={**chat, "logprobs": False})
+        assert (refused.status_code, "logprob_token_ids need logprobs" in refused.text) == (400, True)
+
+
+def test_thoughts_are_left_out_as_asked_and_counted(server: Running) -> None:
+    cue = "think of it"
+    server.script.write(cue, "<think>well</think>It is.")
+    wish = {"model": "small", "max_tokens": 60, "messages": [{"role": "user", "content": cue}]}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for shown in (True, False):
+            asked = {**wish, "include_reasoning": shown}
+            answer = client.post("/v1/chat/completions", json=asked).json()
+            message = answer["choices"][0]["message"]
+            assert (message["content"], message.get("reasoning")) == ("It is.", "well" if shown else None)
+            assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+            streamed = client.post(
+                "/v1/chat/completions", json={**asked, "stream": True, "stream_options": {"include_usage": True}}
+            )
+            chunks = [json.loads(line) for line in streamed.text.split("data: ")[1:-1]]
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+            assert "".join(delta.get("content", "") for delta in deltas) == "It is."
+            assert "".join(delta.get("reasoning", "") for delta in deltas) == ("well" if shown else "")
+            assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+def test_a_chat_echoes_the_message_that_it_continues(server: Running) -> None:
+    said = [{"role": "user", "content": "go on here"}, {"role": "assistant", "content": "It is"}]
+    server.script.write("go on here", " so.")
+    wish = {"model": "small", "max_tokens": 20, "messages": said, "continue_final_message": True, "echo": True}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        answer = client.post("/v1/chat/completions", json=wish).json()
+        assert answer["choices"][0]["message"]["content"] == "It is so."
+        lines = client.post("/v1/chat/completions", json={**wish, "stream": True}).text.split("data: ")[1:-1]
+        deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+        assert "".join(delta.get("content", "") for delta in deltas) == "It is so."
+        asked = client.post(
+            "/v1/chat/completions", json={**wish, "messages": said[:1], "continue_final_message": False}
+        )
+        assert asked.json()["choices"][0]["message"]["content"] == " so."
 
 
 def test_only_other_values_are_refused() -> None:
@@ -188,7 +326,7 @@ def test_text_completions_have_special_tokens_unless_told_otherwise(server: Runn
     )
     service = Service(server.service.engine, ServerConfig("small"), OpenAccess(), tokenizer=tokenizer)
     for adds, num_added in ((None, 1), (True, 1), (False, 0)):
-        (prompt,) = prompts_of(service, CompletionRequest(prompt="x", add_special_tokens=adds))
+        (prompt,) = prompts_of(service, "x", CompletionRequest(prompt="x", add_special_tokens=adds), most=1)
         assert list(prompt.token_ids).count(begin) == num_added
 
 

@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.models import ModelMemory
 from pagedkv.planner.models import asks_class, read_model
+
+SECONDS_BETWEEN_LINES: Final = 10.0
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
@@ -29,6 +32,52 @@ def prepare(compile_loops: Callable[[], None]) -> None:
 def working(what: str) -> AbstractContextManager[object]:
     """Show a status for work of unknown duration."""
     return Console(stderr=True).status(what)
+
+
+@final
+class Stages:
+    """Tells the stages of a start, each with its seconds: by a line that runs on a terminal, else by plain lines.
+
+    Args:
+        console: what they are told on. Default: stderr.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = Console(stderr=True) if console is None else console
+        self._begin = monotonic()
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the start."""
+        return monotonic() - self._begin
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """Tell that a stage begins, that it goes on, and how long it took; nothing more once it has failed."""
+        begin = monotonic()
+        if self._console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+            with Progress(*columns, console=self._console, transient=True) as progress:
+                progress.add_task(what, total=None)
+                yield
+        else:
+            self._tell(f"{what} ...")
+            over = Event()
+            telling = Thread(target=self._go_on, args=(what, over, begin), daemon=True)
+            telling.start()
+            try:
+                yield
+            finally:
+                over.set()
+                telling.join()
+        self._tell(f"{what} took {monotonic() - begin:.1f} s")
+
+    def _go_on(self, what: str, over: Event, begin: float) -> None:
+        while not over.wait(SECONDS_BETWEEN_LINES):
+            self._tell(f"{what}, {monotonic() - begin:.0f} s so far")
+
+    def _tell(self, line: str) -> None:
+        self._console.print(f"pagedkv: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def named_model(name_or_path: str, kv_dtype: str | None = None) -> ModelMemory:

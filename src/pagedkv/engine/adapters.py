@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, final
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from pagedkv.contract.extras import needing
@@ -35,6 +36,8 @@ from pagedkv.probe.compat import BorrowedModel
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
+PREFIX: Final = "base_model.model."
+"""What PEFT puts before the name of each layer."""
 LORA: Final = "lora_"
 """Part of the name of each weight of LoRA."""
 PLAIN_VALUES: Final[Mapping[str, tuple[object, ...]]] = {
@@ -74,6 +77,7 @@ class Adapters:
         """PEFT's names of them: transformers takes each weight for an adapter's that has its name anywhere in it."""
         with BorrowedModel(model).alone(), needing("lora", "an adapter"):
             for name, folder in folders.items():
+                _require_fitting(model, name, Path(folder))
                 _load(model, name, folder, self._inner[name])
         self._layers = compat.adapted_layers(model)
         self._compute_with(None)
@@ -141,6 +145,25 @@ def _require_lora(name: str, folder: Path) -> str:
             f"adapter {name!r} has weights besides those of LoRA, {others[0]}: all requests would compute with them"
         )
     return digest.hexdigest()
+
+
+def _require_fitting(model: compat.Model, name: str, folder: Path) -> None:
+    """Compare an adapter's matrices with the layers that they name. Raises ConfigurationError, with the tensor."""
+    linear = {place: layer for place, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    with safe_open(folder / WEIGHTS, framework="pt") as weights:
+        for key in weights.keys():  # noqa: SIM118 - no mapping
+            place, _, part = key.removeprefix(PREFIX).partition(f".{LORA}")
+            layer = linear.get(place)
+            shape = weights.get_slice(key).get_shape()
+            if layer is None or part not in {"A.weight", "B.weight"}:
+                continue  # loading tells what it finds
+            there, what = (shape[1], "takes") if part == "A.weight" else (shape[0], "gives")
+            here = layer.in_features if part == "A.weight" else layer.out_features
+            if there != here:
+                raise ConfigurationError(
+                    f"adapter {name!r} is not of this model: its {key} is {list(shape)}, for a layer that {what} "
+                    f"{there} features, and {place} {what} {here}"
+                )
 
 
 def _load(model: compat.Model, name: str, folder: str, inner: str) -> None:

@@ -109,6 +109,8 @@ class RequestOutput:
         first_token_seconds, total_seconds: from its arrival to its first token, and to its end.
         error: why it failed or was rejected.
         prompt_logprobs: of each token of the prompt, with None for the first; None if they were not requested.
+        pooled: the mean of the prompt's hidden states, or that of its last token, as the model's head gets them;
+            None if it was not requested, or is not computed yet.
         queue_seconds: from its arrival to its first admission.
         explanation: why no more of its prompt was hit at its first admission; None if it was not admitted.
         receipt: tokens and blocks that it used in the block space, summed over its sequences and admissions; complete
@@ -145,6 +147,7 @@ class RequestOutput:
     epochs: tuple[int, int] | None = None
     num_loaded_tokens: Mapping[str, int] = field(default_factory=dict)
     tier_notes: tuple[TierNote, ...] = ()
+    pooled: tuple[float, ...] | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:

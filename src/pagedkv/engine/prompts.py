@@ -29,6 +29,7 @@ class Chat:
         template: another one than the tokenizer's.
         is_continued: the last message is to be continued; else the template opens the model's own.
         options: further variables of the template.
+        opens_answer: the template opens the model's message, unless one is continued; else what follows is anybody's.
     """
 
     messages: Sequence[Message]
@@ -36,6 +37,7 @@ class Chat:
     template: str | None = None
     is_continued: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    opens_answer: bool = True
 
 
 def is_chat(prompt: object) -> TypeGuard[Chat | Sequence[Message]]:
@@ -84,7 +86,7 @@ def _applied(tokenizer: object, chat: Chat | Sequence[Message], **how: object) -
     try:
         return apply(
             list(chat.messages),
-            add_generation_prompt=not chat.is_continued,
+            add_generation_prompt=chat.opens_answer and not chat.is_continued,
             continue_final_message=chat.is_continued,
             **how,
             **options,

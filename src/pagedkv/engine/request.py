@@ -355,6 +355,7 @@ class EngineRequest:
         num_preemptions: times that it was preempted.
         error: why it failed or was rejected.
         prompt_logprobs: of the prompt's tokens after the first, as far as they are computed.
+        pooled: sum of the hidden states of its first ``num_pooled`` tokens, or that of the last: float64 ``[width]``.
         num_drafted: drafts that were computed for it; num_accepted: those that were accepted.
         num_loaded_tokens, tier_notes: loads from tiers, as in its output.
 
@@ -381,6 +382,8 @@ class EngineRequest:
     num_preemptions: int = 0
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: torch.Tensor | None = None
+    num_pooled: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     num_loaded_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -404,7 +407,7 @@ class EngineRequest:
             num_sequences=len(self.live),
             priority=self.intent.priority,
             keys=spec.keys,
-            max_hit_tokens=0 if self.needs_prompt_logprobs else None,
+            max_hit_tokens=self._num_read,
             intent=NO_INTENT if self.intent is PLAIN else self.intent,
             replaces=None if self.intent.replaces is None else self.intent.replaces.scheduled,
             sequences=lambda: [self.tokens_of(sample) for sample in self.samples],
@@ -434,6 +437,31 @@ class EngineRequest:
     def needs_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt are requested, and some are not computed yet."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids) - 1
+
+    @property
+    def needs_pooling(self) -> bool:
+        """Whether hidden states of the prompt are to be pooled, and some are not computed yet."""
+        return self.params.pooling is not None and self.num_pooled < len(self.prompt_token_ids)
+
+    @property
+    def _num_read(self) -> int | None:
+        """Leading tokens whose hidden states were read; None: those of others are not needed, so they may be hit."""
+        read = [len(self.prompt_logprobs)] if self.needs_prompt_logprobs else []
+        if self.needs_pooling and self.params.pooling == "mean":
+            read.append(self.num_pooled)
+        return min(read, default=None)
+
+    def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Add log-probabilities of the prompt's next tokens."""
+        self.prompt_logprobs += logprobs
+        self.scheduled.max_hit_tokens = self._num_read
+
+    def pool(self, hidden: torch.Tensor) -> None:
+        """Add hidden states of the prompt's next tokens, ``[n, width]``; of the last token alone where that is told."""
+        added = hidden.double().sum(dim=0)
+        self.pooled = added if self.pooled is None else self.pooled + added
+        self.num_pooled = len(self.prompt_token_ids) if self.params.pooling == "last" else self.num_pooled + len(hidden)
+        self.scheduled.max_hit_tokens = self._num_read
 
     @property
     def num_missing_tokens(self) -> int | None:
@@ -543,7 +571,14 @@ class EngineRequest:
             epochs=self.scheduled.epochs,
             num_loaded_tokens=self.num_loaded_tokens,
             tier_notes=self.tier_notes,
+            pooled=self._pooled(),
         )
+
+    def _pooled(self) -> tuple[float, ...] | None:
+        if self.pooled is None or self.needs_pooling:
+            return None
+        num_summed = self.num_pooled if self.params.pooling == "mean" else 1
+        return tuple((self.pooled / num_summed).tolist())
 
     def _receipt(self) -> Receipt:
         receipt = self.scheduled.receipt
@@ -602,4 +637,5 @@ def _left_of(request: EngineRequest, num_tokens: int) -> SamplingParams:
         min_tokens=max(0, request.params.min_tokens - num_generated),
         seed=None,
         prompt_logprobs=None,
+        pooling=None,
     )

@@ -48,7 +48,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -292,7 +292,7 @@ class ModelHead:
         if not isinstance(hidden, torch.Tensor):
             raise EngineError(
                 f"the body of {type(self._model).__name__} answers no last_hidden_state: log-probabilities of prompts "
-                "cannot be told"
+                "and embeddings cannot be told"
             )
         return hidden.flatten(0, 1)[torch.from_numpy(places).to(hidden.device)]
 
@@ -336,9 +336,32 @@ class PromptScoring:
             return
         next_ids = [self.next_ids[place] for place in (tokens[inside] - self.first).tolist()]
         count = self.request.params.prompt_logprobs or 0
-        self.request.prompt_logprobs += prompt_logprobs(head.hidden(inside), head.logits, next_ids, count)
-        is_open = self.request.needs_prompt_logprobs
-        self.request.scheduled.max_hit_tokens = len(self.request.prompt_logprobs) if is_open else None
+        self.request.add_prompt_logprobs(prompt_logprobs(head.hidden(inside), head.logits, next_ids, count))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptPooling:
+    """The tokens of a prompt whose hidden states a step's chunk adds to what its request pools.
+
+    Args:
+        request: the request of the prompt.
+        first: place in the flat row of the first of these tokens.
+        num_tokens: their number.
+    """
+
+    request: EngineRequest
+    first: int
+    num_tokens: int
+
+    def take(self, tokens: Int64Array, head: ModelHead) -> None:
+        """Add the hidden states of a pass to the request. ``tokens``: as :meth:`PromptScoring.take`."""
+        inside = np.flatnonzero((tokens >= self.first) & (tokens < self.first + self.num_tokens))
+        if len(inside):
+            self.request.pool(head.hidden(inside))
+
+
+PromptReading: TypeAlias = PromptScoring | PromptPooling
+"""What reads the hidden states of a prompt's chunk."""
 
 
 @final
@@ -474,7 +497,7 @@ class ModelRunner:
         plan: StepPlan,
         inputs: StepInputs,
         batch: FlatBatch,
-        scorings: Sequence[PromptScoring] = (),
+        scorings: Sequence[PromptReading] = (),
         *,
         is_scored: bool = False,
     ) -> torch.Tensor:
@@ -483,7 +506,7 @@ class ModelRunner:
         Args:
             plan: the step, with at least one token; inputs: its tables.
             batch: its tokens, and the places of those whose logits are wanted.
-            scorings: collect the log-probabilities of prompts from its chunks. Such a step is run call by call.
+            scorings: read the hidden states of prompts from its chunks. Such a step is run call by call.
             is_scored: whether rank 0 scores prompts in this step, so that this rank runs it call by call as well.
 
         Returns:
@@ -584,7 +607,7 @@ class ModelRunner:
         token_ids: torch.Tensor,
         positions: Int64Array,
         wanted: Int64Array,
-        scorings: Sequence[PromptScoring],
+        scorings: Sequence[PromptReading],
     ) -> torch.Tensor:
         """Run the model over one piece. ``wanted``: places in the piece; ``blocks``: its state blocks, by group."""
         rows, width = piece.shape
@@ -780,13 +803,19 @@ def watched_head(model: compat.Model) -> Iterator[ModelHead]:
         handle.remove()
 
 
-def scorings_of(chunks: Iterable[tuple[EngineRequest, Chunk, int]]) -> list[PromptScoring]:
-    """Return the scorings of requests that need them. ``chunks``: request, chunk, and its start in the flat row."""
-    scorings = []
+def scorings_of(chunks: Iterable[tuple[EngineRequest, Chunk, int]]) -> list[PromptReading]:
+    """Return what reads the hidden states of chunks. ``chunks``: request, chunk, and its start in the flat row."""
+    scorings: list[PromptReading] = []
     for request, chunk, start in chunks:
         if request.needs_prompt_logprobs:
             first = len(request.prompt_logprobs)  # logits at position p score the token at p + 1
             next_ids = request.prompt_token_ids[first + 1 : chunk.stop + 1].tolist()
             if next_ids:
                 scorings.append(PromptScoring(request, start + first - chunk.start, next_ids))
+        if request.needs_pooling:
+            length = len(request.prompt_token_ids)
+            first = request.num_pooled if request.params.pooling == "mean" else length - 1
+            num_tokens = min(chunk.stop, length) - first
+            if num_tokens > 0:
+                scorings.append(PromptPooling(request, start + first - chunk.start, num_tokens))
     return scorings

@@ -37,7 +37,7 @@ from pagedkv.engine.outputs import FinishReason, StepRecord
 from pagedkv.engine.parts import EngineParts
 from pagedkv.engine.ranks import RankGroup, SentStep
 from pagedkv.engine.request import PLAIN, Decode, EngineRequest, Intent, RequestSpec
-from pagedkv.engine.runner import FlatBatch, PromptScoring, adapters_of, flatten, scorings_of
+from pagedkv.engine.runner import FlatBatch, PromptReading, adapters_of, flatten, scorings_of
 from pagedkv.engine.sampling import SamplingParams, seed_of
 from pagedkv.errors import ConfigurationError, PagedKVError, RequestError
 from pagedkv.scheduling import AbortedBatches, Batch, Progress, Request, Scheduler, longest_alone
@@ -550,7 +550,7 @@ class StepLoop:
         if self._parts.adapters is not None:
             flat = replace(flat, adapters=adapters_of(batch))
         plan = batch.plan
-        scorings: Sequence[PromptScoring] = ()
+        scorings: Sequence[PromptReading] = ()
         if batch.prefilling:
             requests = [self._requests.by_schedule[chunk.request] for chunk in batch.prefilling]
             scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
@@ -564,7 +564,7 @@ class StepLoop:
         return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
 
     def _compute(
-        self, batch: Batch, inputs: StepInputs, flat: FlatBatch, scorings: Sequence[PromptScoring]
+        self, batch: Batch, inputs: StepInputs, flat: FlatBatch, scorings: Sequence[PromptReading]
     ) -> torch.Tensor:
         """Run the models of a step: first a draft model, whose drafts the other model then verifies.
 

@@ -45,6 +45,7 @@ from pagedkv.server.openai.answers import (
     Version,
 )
 from pagedkv.server.openai.completions import complete_chat, detokenize, model_card, models, tokenize
+from pagedkv.server.openai.embeddings import EmbeddingsAnswer, EmbeddingsRequest, embed
 from pagedkv.server.openai.requests import (
     ChatRequest,
     CloseSessionRequest,
@@ -62,6 +63,7 @@ STORED: Final = "/v1/responses/{response_id}"
 ANSWERS: Final[Mapping[str, type]] = {
     "/v1/chat/completions": ChatAnswer,
     "/v1/completions": CompletionAnswer,
+    "/v1/embeddings": EmbeddingsAnswer,
     "/v1/responses": ResponseAnswer,
     "/v1/responses/input_tokens": InputTokens,
     STORED: ResponseAnswer,
@@ -105,6 +107,7 @@ B = TypeVar("B", bound=Body)
 BODIES: Final[list[type[BaseModel]]] = [
     ChatRequest,
     CompletionRequest,
+    EmbeddingsRequest,
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
@@ -208,11 +211,18 @@ def caller_of(service: Service, request: Request) -> Caller:
     return replace(caller, trace=trace) if trace else caller
 
 
+async def _read_body(service: Service, request: Request, model: type[B]) -> B:
+    """Read a body. Raises ApiError; where the server is strict, for fields that nobody knows too."""
+    body = await read_body(request, model)
+    service.note_unknown_fields(body)
+    return body
+
+
 async def _read(service: Service, request: Request, model: type[B]) -> B:
     """Read the body of a request for answers. Raises ApiError; for a full queue before the body is parsed."""
     await request.body()
     service.require_place()
-    body = await read_body(request, model)
+    body = await _read_body(service, request, model)
     service.fill_in(body)
     return body
 
@@ -228,23 +238,31 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         caller = caller_of(service, request)
         return await complete_text(service, await _read(service, request, CompletionRequest), caller, request.receive)
 
+    @app.post("/v1/embeddings", openapi_extra=documented(EmbeddingsRequest))
+    async def embeddings(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await embed(service, await _read(service, request, EmbeddingsRequest), caller, request.receive)
+
     @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
     async def tokenizing(request: Request) -> Response:
         caller = caller_of(service, request)
-        body = await read_body(request, TokenizeRequest)
-        return json_response(await service.run_text_work(body.nbytes, partial(tokenize, service, body, caller)))
+        body = await _read_body(service, request, TokenizeRequest)
+        answer = await service.run_text_work(body.nbytes, partial(tokenize, service, body, caller))
+        return json_response(answer, headers=body.headers)
 
     @app.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
     async def detokenizing(request: Request) -> Response:
         caller_of(service, request)
-        return json_response(detokenize(service, await read_body(request, DetokenizeRequest)))
+        body = await _read_body(service, request, DetokenizeRequest)
+        return json_response(detokenize(service, body), headers=body.headers)
 
     @app.post("/close_session", openapi_extra=documented(CloseSessionRequest))
     async def close_session(request: Request) -> Response:
         caller = caller_of(service, request)
-        name = (await read_body(request, CloseSessionRequest)).session_id
-        num_branches, num_blocks = await service.close_session(name, caller)
-        return json_response({"session_id": name, "num_branches": num_branches, "num_freed_blocks": num_blocks})
+        body = await _read_body(service, request, CloseSessionRequest)
+        num_branches, num_blocks = await service.close_session(body.session_id, caller)
+        told = {"session_id": body.session_id, "num_branches": num_branches, "num_freed_blocks": num_blocks}
+        return json_response(told, headers=body.headers)
 
     @app.get("/v1/models")
     async def list_models(request: Request) -> Response:
@@ -269,8 +287,9 @@ def _add_responses(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses/input_tokens", openapi_extra=documented(ResponsesRequest))
     async def count_input(request: Request) -> Response:
         caller = caller_of(service, request)
-        body = await read_body(request, ResponsesRequest)
-        return json_response(await service.run_text_work(body.nbytes, partial(responses.count, body, caller)))
+        body = await _read_body(service, request, ResponsesRequest)
+        answer = await service.run_text_work(body.nbytes, partial(responses.count, body, caller))
+        return json_response(answer, headers=body.headers)
 
     @app.get(STORED)
     async def stored_response(request: Request, response_id: str) -> Response:
@@ -296,8 +315,9 @@ def _add_anthropic(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
     async def count_tokens(request: Request) -> Response:
         caller = caller_of(service, request)
-        body = await read_body(request, CountRequest)
-        return json_response(await service.run_text_work(body.nbytes, partial(messages.count, body, caller)))
+        body = await _read_body(service, request, CountRequest)
+        answer = await service.run_text_work(body.nbytes, partial(messages.count, body, caller))
+        return json_response(answer, headers=body.headers)
 
 
 def _describe(app: FastAPI) -> None:

@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from pagedkv.errors import TraceError
 from pagedkv.server.service import new_id
 
-URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 REMEDY: Final = (
     'Each line must be {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, its url '
     f"one of {', '.join(URLS)}"

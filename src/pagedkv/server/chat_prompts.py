@@ -218,8 +218,9 @@ class ChatPrompts:
         """
         setting = [chat.tools, chat.template, dict(chat.options), chat.is_continued]
         digests = conversation_digests(caller.salt, setting, chat.messages)
-        conversation = None if chat.is_continued else digests[-1] if digests else None
-        known = None if chat.is_continued else self._continued(chat, digests, caller)
+        is_turn = chat.opens_answer and not chat.is_continued
+        conversation = digests[-1] if is_turn and digests else None
+        known = self._continued(chat, digests, caller) if is_turn else None
         if known is not None:
             token_ids, num_kept_tokens = known
             return PreparedPrompt(token_ids, conversation, num_kept_tokens)

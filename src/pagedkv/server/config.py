@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias, final
 
 from pagedkv.api_keys import read_key_file
-from pagedkv.contract.arguments import as_count, as_number
+from pagedkv.contract.arguments import as_choice, as_count, as_number
 from pagedkv.contract.space_config import TenantLimits
+from pagedkv.engine.sampling.parameters import POOLINGS, Pooling
 from pagedkv.errors import ConfigurationError
 from pagedkv.server.http import ApiError
 
@@ -47,6 +48,10 @@ class ServerConfig:
         drain_s: seconds that requests under way have left once the server is stopped.
         outlives_engine: whether the server goes on, and answers 503, after its engine has ended.
         cors_origins: origins of web pages that may call the server, such as https://chat.example.com; ``*``: all.
+        strict_fields: whether requests with fields that nobody knows are refused; else they are told in a header and
+            in the log.
+        pooling: what ``/v1/embeddings`` gives: ``mean`` of a text's hidden states, or that of its ``last`` token; None:
+            embeddings are not served.
         sampling_defaults: values of sampling fields that requests leave open, as of the model's generation_config.json:
             temperature, top_k, top_p, min_p, repetition_penalty.
         kept_tokens: most tokens of prompts and answers that are kept, 4 bytes each. A conversation's next turn reuses
@@ -72,6 +77,8 @@ class ServerConfig:
     drain_s: float = 30.0
     outlives_engine: bool = False
     cors_origins: tuple[str, ...] = ()
+    strict_fields: bool = False
+    pooling: Pooling | None = None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     kept_tokens: int = 4_000_000
     tool_parser: str = "auto"
@@ -82,6 +89,8 @@ class ServerConfig:
             raise ConfigurationError(f"model_name must be a text with at least one character, got {self.model_name!r}")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigurationError(f"root_path must begin with / and not end with it, got {self.root_path!r}")
+        if self.pooling is not None:
+            as_choice(self.pooling, POOLINGS, "pooling")
         for name in (
             "max_body_nbytes",
             "max_header_nbytes",

@@ -2,11 +2,12 @@
 
 A field that an endpoint serves is declared by its body (:mod:`.openai.requests`, :mod:`.anthropic.bodies`). Any other
 field stands here, if OpenAI's or Anthropic's clients or vLLM know it: a request that gives it another value than one
-that changes nothing is refused with the reason. Fields that nobody knows are ignored, since new versions of clients
-send further ones.
+that changes nothing is refused with the reason. Fields that nobody knows are told in a header of the answer and in the
+log, since new versions of clients send further ones; a server may refuse them, too.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -52,8 +53,8 @@ UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
         "modalities": Unserved(_TEXT_ALONE, (["text"], [])),
         "verbosity": Unserved("say in the conversation how long answers are to be", ("medium",)),
         # Sampling
-        "allowed_token_ids": Unserved("constrain the answer by structured_outputs"),
-        "bad_words": Unserved("no texts are excluded: logit_bias of -100 excludes a token", ([],)),
+        "allowed_token_ids": Unserved("limit the tokens of answers at /v1/completions or /v1/chat/completions"),
+        "bad_words": Unserved("exclude texts at /v1/completions or /v1/chat/completions", ([],)),
         "use_beam_search": Unserved(_BEAMS, (False,)),
         "length_penalty": Unserved(_BEAMS, (1,)),
         "watermarking": Unserved("answers are not marked", (False, {})),
@@ -61,6 +62,7 @@ UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
         "thinking_token_budget": Unserved("thoughts have no bound of their own: set max_tokens"),
         "vllm_xargs": Unserved("this server has no arguments of vLLM's extensions", ({},)),
         # Prompts
+        "messages": Unserved("conversations are those of /v1/chat/completions, /v1/messages and /tokenize"),
         "truncate_prompt_tokens": Unserved("this path shortens no prompts"),
         "truncation_side": Unserved("this path shortens no prompts"),
         "truncation": Unserved("prompts are never shortened", ("disabled",)),
@@ -83,8 +85,10 @@ UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
         "prompt_logprobs": Unserved(
             "log-probabilities of prompts are those of /v1/completions and /v1/chat/completions"
         ),
-        "logprob_token_ids": Unserved("log-probabilities are those of the most likely tokens: give logprobs"),
-        "echo": Unserved("prompts are returned by /v1/completions alone", (False,)),
+        "logprob_token_ids": Unserved(
+            "log-probabilities of named tokens are those of /v1/completions and /v1/chat/completions"
+        ),
+        "echo": Unserved("prompts are returned by /v1/completions and /v1/chat/completions", (False,)),
         "skip_special_tokens": Unserved("texts of answers have no special tokens", (True,)),
         "spaces_between_special_tokens": Unserved("texts of answers have no special tokens", (True,)),
         "include_stop_str_in_output": Unserved("answers end before the stop text", (False,)),
@@ -97,6 +101,11 @@ UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
         "return_weight_versions": Unserved("answers do not name the version of the weights", (False,)),
         "routed_experts_prompt_start": Unserved("answers do not name experts", (0,)),
         "enable_response_messages": Unserved("answers have items alone", (False,)),
+        "priority": Unserved("priorities are those of requests for answers", (0,)),
+        "embed_dtype": Unserved("embeddings are float32", ("float32",)),
+        "endianness": Unserved("embeddings as base64 are little-endian", ("little",)),
+        "use_activation": Unserved("embeddings have length one", (True,)),
+        "padding": Unserved("texts are not padded", ("do_not_pad",)),
         # What other servers do themselves
         "web_search_options": Unserved("this server does not search the web"),
         "moderation": Unserved("this server does not judge content"),
@@ -131,6 +140,22 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Fields that change no answer, with the reason."""
+
+
+UNKNOWN_FIELDS: Final = "x-pagedkv-unknown-fields"
+"""Header of answers to requests with fields that nobody knows."""
+MOST_TOLD: Final = 8
+TELLABLE: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def unknown(given: Collection[str]) -> tuple[str, ...]:
+    """Return the fields that no list has: at most :data:`MOST_TOLD`, those that can stand in a header.
+
+    Args:
+        given: fields of a body that its endpoint does not declare.
+    """
+    found = (name for name in given if name not in UNSERVED and name not in WITHOUT_EFFECT)
+    return tuple(name if TELLABLE.fullmatch(name) else "?" for name in found)[:MOST_TOLD]
 
 
 def unserved(given: Mapping[str, object]) -> tuple[str, str] | None:

@@ -23,6 +23,7 @@ surrogates, which no tokenizer accepts.
 
 import logging
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, final
 
 import msgspec
@@ -42,7 +43,7 @@ from pagedkv.errors import (
     RequestError,
     TokenError,
 )
-from pagedkv.server.fields import unserved
+from pagedkv.server.fields import UNKNOWN_FIELDS, unknown, unserved
 
 OPENAI_TYPES: Final = {
     400: "invalid_request_error",
@@ -276,18 +277,37 @@ class Body(BaseModel):
     """A body, or a part of one."""
 
     _nbytes: int = PrivateAttr(default=0)
+    _unknown: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def nbytes(self) -> int:
         """Bytes of the body's JSON; 0 for a body that was not read from a request."""
         return self._nbytes
 
+    @property
+    def unknown_fields(self) -> tuple[str, ...]:
+        """Fields that nobody knows, the first few."""
+        return self._unknown
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer: which fields of the body nobody knows."""
+        return {UNKNOWN_FIELDS: ", ".join(self._unknown)} if self._unknown else {}
+
     @classmethod
     def read(cls, raw: bytes) -> Self:
         """Read JSON. Raises ValidationError."""
         body = cls.model_validate_json(raw)
         body._nbytes = len(raw)  # noqa: SLF001 - its own class
+        body._unknown = unknown(body.model_extra or ())  # noqa: SLF001 - as above
         return body
+
+    def require_known(self) -> None:
+        """Refuse a body with fields that nobody knows. Raises ApiError: names the first, and one that is like it."""
+        for name in self._unknown:
+            like = get_close_matches(name, type(self).model_fields, 1)
+            meant = f": did you mean {like[0]}?" if like else ""
+            raise ApiError(400, f"there is no field {name}{meant}", param=name)
 
 
 async def read_body(request: Request, model: type[B]) -> B:

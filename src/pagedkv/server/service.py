@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, final
 
 from pydantic import BaseModel
@@ -30,12 +31,14 @@ from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, Sessions, long
 from pagedkv.server.config import Access, Caller, ServerConfig
 from pagedkv.server.engines import Route, ServedEngine
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, Usage, usage_of
-from pagedkv.server.http import ApiError, ClientGoneError, as_api_error
+from pagedkv.server.http import ApiError, Body, ClientGoneError, as_api_error
 from pagedkv.server.parsing import AnswerParser, end_of_open_reasoning, parser_for
 
 T = TypeVar("T")
 LOG: Final = logging.getLogger("pagedkv.server")
 LONGEST_RETRY_S: Final = 60
+MOST_TOLD_FIELDS: Final = 256
+"""Names of unknown fields that are logged."""
 FIRST_SERVER_ERROR: Final = 500
 MOST_KEPT_ANSWERS: Final = 4
 LONG_NBYTES: Final = 16 * 2**10
@@ -118,6 +121,7 @@ class Service:
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="pagedkv texts")
         self._notes: set[asyncio.Task[None]] = set()
         self._queue_s = 1.0
+        self._told_fields: set[str] = set()
         self.is_asleep = False
         self._sleeping = asyncio.Lock()
         self._submitted: list[Generation] = []
@@ -185,6 +189,15 @@ class Service:
         for name, value in self.config.sampling_defaults.items():
             if name in type(fields).model_fields and getattr(fields, name) is None:
                 setattr(fields, name, value)
+
+    def note_unknown_fields(self, body: Body) -> None:
+        """Log each field that nobody knows when it is first sent; raise ApiError instead where the server is strict."""
+        if self.config.strict_fields:
+            body.require_known()
+        for name in body.unknown_fields:
+            if name not in self._told_fields and len(self._told_fields) < MOST_TOLD_FIELDS:
+                self._told_fields.add(name)
+                LOG.warning("requests have a field %s, which nobody knows: it is ignored (--strict-fields)", name)
 
     def require_model(self, name: object) -> None:
         """Refuse a request for another model. Raises ApiError."""
@@ -264,6 +277,18 @@ class Service:
     def is_ready(self) -> bool:
         """Whether new requests are accepted, and would be served now."""
         return self.engine.is_ready and not self.is_draining and not self.is_asleep
+
+    def require_tokens(self, token_ids: Sequence[int], param: str) -> None:
+        """Refuse token ids, none below 0, that the vocabulary has not. Raises ApiError; ``param``: their field."""
+        vocabulary_size = self.engine.facts.vocabulary_size
+        largest = max(token_ids, default=0)
+        if largest >= vocabulary_size:
+            raise ApiError(
+                400,
+                f"token {largest} is out of vocabulary, which has 0 to {vocabulary_size - 1}: is this the model's own "
+                "tokenizer?",
+                param=param,
+            )
 
     def require_tokenizer(self) -> None:
         """Refuse a request that needs a tokenizer where there is none. Raises ApiError."""
@@ -532,15 +557,22 @@ class Exchange:
         service: the engine and what all protocols share.
         request: the request for the engine.
         receive: ``receive`` of the connection, after the body was read.
+        headers: of the response, beside those of the engine.
     """
 
-    def __init__(self, service: Service, request: GenerationRequest, receive: Receive) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: GenerationRequest,
+        receive: Receive,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._service = service
         self._request = request
         self._receive = receive
         self._arrived_s = service.wall_clock()
         self._is_noted = False
-        self.headers: dict[str, str] = {}
+        self.headers = dict(headers)
         """Headers of the response, once the engine has accepted the request."""
 
     async def whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:

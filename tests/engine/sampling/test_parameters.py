@@ -99,7 +99,7 @@ def test_they_can_be_copied_and_pickled() -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        (SamplingParams(logit_bias={10: 1.0}), "logit_bias names tokens 10 to 10, but the vocabulary has 0 to 9"),
+        (SamplingParams(logit_bias={10: 1.0}), "logit_bias names tokens 10 to 10, but the vocabulary of 10 has 0 to 9"),
         (SamplingParams(bad_words=[[3, 12]]), "bad_words names tokens 3 to 12"),
         (SamplingParams(stop_token_ids=[10]), "stop_token_ids names tokens"),
         (SamplingParams(bad_words=["text"]), "turn bad words into token ids first"),

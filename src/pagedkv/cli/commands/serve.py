@@ -18,7 +18,7 @@ from pagedkv.cli.engine_options import DEFAULT_MEMORY, EngineOptions
 from pagedkv.cli.interrupting import EXIT_ENGINE_ENDED, INTERRUPTED_BEFORE_SERVING, leaving_at_once
 from pagedkv.cli.options import LARGEST_PORT, command, flag, is_loopback, option, parse_size_with_unit
 from pagedkv.cli.output_files import atomic_file, require_writable
-from pagedkv.cli.progress import prepare, working
+from pagedkv.cli.progress import Stages, prepare
 from pagedkv.contract.arguments import as_choice
 from pagedkv.contract.extras import to_install
 from pagedkv.errors import ConfigurationError, EngineError, MissingExtraError
@@ -27,6 +27,7 @@ from pagedkv.model_folder import CHAT_DEMO, DEMO, require_model
 from pagedkv.routing import ROUTINGS, Routing
 
 if TYPE_CHECKING:
+    from pagedkv.engine.sampling.parameters import Pooling
     from pagedkv.server import Service
 MOST_REPLICAS: Final = 64
 SHARE_OF_GPU: Final = 90.0
@@ -114,6 +115,10 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
     cors_origin: Annotated[
         list[str] | None,
         option("ORIGIN", "Origin of pages that may call the server; may be repeated.", panel=SERVER),
+    ] = None,
+    strict_fields: Annotated[bool, flag("Refuse requests with fields that nobody knows.", panel=SERVER)] = False,
+    pooling: Annotated[
+        str | None, option("mean|last", "Serve /v1/embeddings: mean of a text, or its last token.", panel=SERVER)
     ] = None,
     outlive_engine: Annotated[bool, flag("Go on and answer 503 if the engine ends by itself.", panel=SERVER)] = False,
     max_waiting: Annotated[int, option("N", "Most requests that wait; further ones get 429.", panel=SERVER)] = 1024,
@@ -209,7 +214,8 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         if folder not in {DEMO, None}:
             require_model(str(folder))
     sockets = bound(host, port, "--host", "--port")  # last: what is refused above leaves no socket
-    with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
+    stages = Stages()
+    with stages.stage("loading torch and transformers"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
         from pagedkv.engine.loading import usable_device  # noqa: PLC0415 - as above
@@ -232,6 +238,8 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         tool_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         outlives_engine=outlive_engine,
+        strict_fields=strict_fields,
+        pooling=None if pooling is None else cast("Pooling", as_choice(pooling, ("mean", "last"), "--pooling")),
         cors_origins=tuple(cors_origin or ()),
         sampling_defaults=defaults,
     )
@@ -256,10 +264,12 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         inspects=inspect or inspect_texts,
         has_texts=inspect_texts,
     )
-    prepare(lambda: compile_loops(engine_config))  # here, since an engine in a process of its own is silent
+    with stages.stage("loading the loops, which are compiled once"):  # an engine in a process of its own is silent
+        prepare(lambda: compile_loops(engine_config))
     with ExitStack() as serving:
         serving.enter_context(server_building.warnings_shown())
-        with working(f"Loading {model}"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
+        building = f"loading {model}, warming it up and comparing it with itself over blocks"
+        with stages.stage(building), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
             application, service = serving.enter_context(parts)
         serving.enter_context(server_building.log_requests(service, request_log, writes_tokens=log_tokens))
         serving.enter_context(server_building.log_steps(service, step_log))
@@ -274,15 +284,15 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
                 port=port,
                 sockets=sockets,
                 encryption=encryption,
-                on_started=lambda: tell(service, address, inspects=shows),
+                on_started=lambda: tell(service, address, inspects=shows, total_s=stages.total_s),
             )
         except EngineError as problem:
             typer.echo(f"pagedkv: {problem}", err=True)
             raise typer.Exit(EXIT_ENGINE_ENDED) from problem
 
 
-def tell(service: "Service", address: str, *, inspects: bool) -> None:
-    """Say what is served, and where."""
+def tell(service: "Service", address: str, *, inspects: bool, total_s: float) -> None:
+    """Say what is served, and where, and after how many seconds."""
     config, facts = service.config, service.engine.facts
     typer.echo(f"pagedkv: {facts.choices}", err=True)
     if config.sampling_defaults:
@@ -292,7 +302,7 @@ def tell(service: "Service", address: str, *, inspects: bool) -> None:
     typer.echo(f"pagedkv: the longest sequence has {facts.max_tokens:,} tokens, answer included{beyond}", err=True)
     if facts.adapters:
         typer.echo(f"pagedkv: its adapters are {', '.join(facts.adapters)}", err=True)
-    typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends)", err=True)
+    typer.echo(f"pagedkv: {config.model_name} is served at {address}/v1 (Ctrl-C ends), after {total_s:.1f} s", err=True)
     if inspects:
         typer.echo(f"pagedkv: the inspector is at {address}/inspect", err=True)
 

@@ -7,7 +7,7 @@ a few rows are computed at a time, or a slice of the vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple, TypeAlias, final
 
 import torch
 
@@ -15,6 +15,8 @@ from pagedkv.engine.sampling.drawing import TiledScores, as_scores, elements_at_
 from pagedkv.errors import TensorError
 
 LOGITS_ON_CPU: Final = 2**22
+Wish: TypeAlias = int | tuple[int, ...]
+"""What is told beside a row's token: a number of the likeliest tokens, or tokens by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class TokenLogprobs:
     Args:
         token_id: the token at the position; logprob: its log-probability.
         rank: number of tokens that are at least as likely, this one included: 1 is the likeliest.
-        top: the requested number of likeliest tokens, each with its log-probability, the likeliest first.
+        top: the requested number of likeliest tokens, each with its log-probability, the likeliest first; or the
+            tokens that were named, in their order.
     """
 
     token_id: int
@@ -37,9 +40,10 @@ class LogprobColumns(NamedTuple):
     """Log-probabilities of some rows' tokens, as tensors that may still be on the device.
 
     Args:
-        rows: the rows; counts: the requested number of likeliest tokens of each.
+        rows: the rows; counts: the requested number of further tokens of each.
         own: float32 ``[n]``, log-probabilities of the rows' tokens; ranks: int64 ``[n]``.
-        top_ids: int64 ``[n, most]``; top: float32 ``[n, most]``: the likeliest tokens, the likeliest first.
+        top_ids: int64 ``[n, most]``; top: float32 ``[n, most]``: the likeliest tokens, the likeliest first, or those
+            that were named.
     """
 
     rows: Sequence[int]
@@ -56,38 +60,56 @@ class LogprobColumns(NamedTuple):
 
 
 def logprob_columns(
-    tiles: TiledScores, rows: Sequence[int], places: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]
+    tiles: TiledScores, rows: Sequence[int], places: torch.Tensor, tokens: torch.Tensor, wishes: Sequence[Wish]
 ) -> LogprobColumns:
     """Compute log-probabilities of some rows' tokens on the device of the scores.
 
     Args:
         tiles: the model's unchanged logits.
         rows: the rows; places, tokens: these rows and the token of each, int64 ``[n]`` on the scores' device.
-        counts: the number of likeliest tokens of each.
+        wishes: what is told of each beside its token.
 
     Cost: two passes over these rows. Memory: a bounded number of scores.
     """
     mass = log_mass(tiles, places)
     own = tiles.scores[places, tokens]
     ranks = _ranks(tiles.scores, places, own)
-    ids, values = tiles.largest(places, max(1, *counts))
+    ids, values = tiles.largest(places, max([1, *(wish for wish in wishes if isinstance(wish, int))]))
+    counts = [wish if isinstance(wish, int) else len(wish) for wish in wishes]
+    if any(not isinstance(wish, int) for wish in wishes):
+        ids, values = _with_named(tiles, places, wishes, ids, values)
     return LogprobColumns(rows, counts, (own - mass).float(), ranks, ids, (values - mass[:, None]).float())
 
 
+def _with_named(
+    tiles: TiledScores, places: torch.Tensor, wishes: Sequence[Wish], ids: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put the tokens that rows name, and their scores, in the place of the likeliest; rows become equally long."""
+    num_likeliest = ids.shape[1]
+    width = max(num_likeliest, *(0 if isinstance(wish, int) else len(wish) for wish in wishes))
+    ids = torch.nn.functional.pad(ids, (0, width - num_likeliest))
+    values = torch.nn.functional.pad(values, (0, width - num_likeliest))
+    for line, wish in enumerate(wishes):
+        if not isinstance(wish, int):
+            ids[line, : len(wish)] = torch.tensor(wish, device=ids.device)
+            values[line] = tiles.scores[places[line], ids[line]]
+    return ids, values
+
+
 def logprobs_of(
-    tiles: TiledScores, rows: Sequence[int], token_ids: Sequence[int], counts: Sequence[int]
+    tiles: TiledScores, rows: Sequence[int], token_ids: Sequence[int], wishes: Sequence[Wish]
 ) -> list[TokenLogprobs]:
     """Return log-probabilities of some rows' tokens.
 
     Args:
         tiles: the model's unchanged logits.
-        rows: the rows; token_ids: the token of each; counts: the number of likeliest tokens of each.
+        rows: the rows; token_ids: the token of each; wishes: what is told of each beside its token.
 
     Cost: that of :func:`logprob_columns`.
     """
     device = tiles.scores.device
     places, tokens = torch.tensor(rows, device=device), torch.tensor(token_ids, device=device)
-    return list(logprob_columns(tiles, rows, places, tokens, counts).by_row(token_ids).values())
+    return list(logprob_columns(tiles, rows, places, tokens, wishes).by_row(token_ids).values())
 
 
 def _ranks(scores: torch.Tensor, places: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast, final
+from typing import Any, Final, Literal, TypeAlias, cast, final, get_args
 
 import numpy as np
 
@@ -78,6 +78,8 @@ LEAST_TEMPERATURE: Final = 1e-4
 """float32 cannot resolve logits divided by less than this; 0 is for the greatest logit."""
 MOST_LOGPROBS: Final = 1024
 """Most likeliest tokens of one position with log-probabilities."""
+Pooling: TypeAlias = Literal["mean", "last"]
+POOLINGS: Final[tuple[str, ...]] = get_args(Pooling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,8 @@ class SamplingParams:
         logprobs: log-probabilities of each token of the answer: None for none, 0 for the token's own, n for the n
             greatest beside it. Of the model's logits as they are, before penalties and temperature.
         prompt_logprobs: the same of the prompt's tokens.
+        logprob_token_ids: with ``logprobs``, tell these tokens at each place in place of the greatest.
+        pooling: tell the mean of the prompt's hidden states, or that of its last token; None: tell none.
         logits_processors: foreign ones, in order: called as transformers calls its own, or matchers of a grammar.
         num_beams: beams of a beam search, which is greedy; 1 is none. Its n best answers are told, the best first.
         length_penalty: of a beam search: exponent of the length that scores are divided by; above 0 favours long ones.
@@ -135,6 +139,8 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] = ()
+    pooling: Pooling | None = None
     logits_processors: Sequence[LogitsProcessor | TokenMatcher] = ()
     num_beams: int = 1
     length_penalty: float = 1.0
@@ -152,6 +158,13 @@ class SamplingParams:
             "stop_token_ids",
             tuple(as_count(token, "a token id of stop_token_ids", error=RequestError) for token in ids),
         )
+        named = [
+            as_count(token, "a token id of logprob_token_ids", error=RequestError)
+            for token in _as_list(self.logprob_token_ids, "logprob_token_ids")
+        ]
+        self._set("logprob_token_ids", tuple(dict.fromkeys(named)))
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise RequestError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
         self._set("ignore_eos", as_flag(self.ignore_eos, "ignore_eos", RequestError))
         self._set("logits_processors", _as_processors(self.logits_processors))
         self._check_together()
@@ -209,6 +222,12 @@ class SamplingParams:
                     f"{name}={getattr(self, name):g} with temperature=0 would change nothing: set a temperature above "
                     f"0, or leave {name} out"
                 )
+        if len(self.logprob_token_ids) > MOST_LOGPROBS:
+            raise RequestError(
+                f"logprob_token_ids has {len(self.logprob_token_ids):,} tokens; at most {MOST_LOGPROBS:,} may be told"
+            )
+        if self.logprob_token_ids and self.logprobs is None:
+            raise RequestError("logprob_token_ids need logprobs: set it to 0 or more")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
 

@@ -56,7 +56,7 @@ from pagedkv.engine.sampling.drawing import (
     tiled,
 )
 from pagedkv.engine.sampling.foreign import apply_foreign
-from pagedkv.engine.sampling.logprobs import LogprobColumns, TokenLogprobs, logprob_columns, logprobs_of
+from pagedkv.engine.sampling.logprobs import LogprobColumns, TokenLogprobs, Wish, logprob_columns, logprobs_of
 from pagedkv.engine.sampling.sequence import Feature, SampledSequence
 from pagedkv.errors import ConfigurationError, SamplingError
 
@@ -415,14 +415,14 @@ class _Answer:
     def add_logprobs(self, tiles: TiledScores, rows: Iterable[int], places: Iterable[Place]) -> None:
         """Add log-probabilities of rows with ``logprobs`` and a token; ``tiles`` are of the unchanged logits."""
         wanted = [
-            (row, place.sequence.params.logprobs)
+            (row, wish_of(place))
             for row, place in zip(rows, places, strict=True)
             if place.sequence.params.logprobs is not None and row not in self._failures
         ]
         if wanted:
             chosen_rows = [row for row, _ in wanted]
             token_ids = self._token_ids[torch.tensor(chosen_rows, device=self._token_ids.device)].tolist()
-            logprobs = logprobs_of(tiles, chosen_rows, token_ids, [count for _, count in wanted])
+            logprobs = logprobs_of(tiles, chosen_rows, token_ids, [wish for _, wish in wanted])
             self._logprobs |= dict(zip(chosen_rows, logprobs, strict=True))
 
     def apply_foreign_processors(self, row: int, waiting: WaitingRow) -> None:
@@ -443,9 +443,8 @@ class _Answer:
         if chosen.failures:
             self._failures[row] = chosen.failures[0]
         elif waiting.logits is not None:
-            count = sequence.params.logprobs or 0
             token_ids = chosen.token_ids.tolist()
-            self._logprobs[row] = logprobs_of(tiled(waiting.logits), [0], token_ids, [count])[0]
+            self._logprobs[row] = logprobs_of(tiled(waiting.logits), [0], token_ids, [wish_of(waiting.place)])[0]
 
 
 def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -605,9 +604,15 @@ def choose_ahead(scores: torch.Tensor, places: Sequence[Place], features: int, k
     if not features & Feature.LOGPROBS:
         return Ahead(words, None)
     rows = [row for row, place in enumerate(places) if place.sequence.params.logprobs is not None]
-    counts = [places[row].sequence.params.logprobs or 0 for row in rows]
+    wishes = [wish_of(places[row]) for row in rows]
     at = sent(torch.tensor(rows), scores.device)
-    return Ahead(words, logprob_columns(tiled(scores), rows, at, token_ids[at].clamp(min=0), counts))
+    return Ahead(words, logprob_columns(tiled(scores), rows, at, token_ids[at].clamp(min=0), wishes))
+
+
+def wish_of(place: Place) -> Wish:
+    """Return what a row with ``logprobs`` tells beside its token."""
+    params = place.sequence.params
+    return tuple(params.logprob_token_ids) or params.logprobs or 0
 
 
 def _parameters(places: Sequence[Place], device: torch.device) -> tuple[Draws, Filters]:

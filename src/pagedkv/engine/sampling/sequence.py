@@ -324,12 +324,13 @@ def _check_inside(vocab_size: int, params: SamplingParams, bans: Sequence[int]) 
         "logit_bias": list(params.logit_bias),
         "bad_words": [token for word in _words_of(params) for token in word],
         "stop_token_ids": list(params.stop_token_ids),
+        "logprob_token_ids": list(params.logprob_token_ids),
         "end_token_ids": list(bans),
     }
     for name, ids in named.items():
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RequestError(
-                f"{name} names tokens {min(ids)} to {max(ids)}, but the vocabulary has 0 to {vocab_size - 1}"
+                f"{name} names tokens {min(ids)} to {max(ids)}, but the vocabulary of {vocab_size} has 0 to {vocab_size - 1}"
             )
 
 

@@ -96,7 +96,7 @@ class Messages:
         request = await service.run_text_work(
             body.nbytes, partial(as_generation_request, service, body, conversation, caller)
         )
-        exchange = Exchange(service, request, receive)
+        exchange = Exchange(service, request, receive, body.headers)
         answer = MessageAnswer(service, body, request, self._memory, fingerprint_of(body, conversation))
         if body.stream:
             return await exchange.streamed(answer.chunks, lambda problem: _encoded(problem.as_anthropic()))

@@ -12,27 +12,29 @@ from typing_extensions import TypedDict
 from pagedkv.engine import TokenLogprobs
 from pagedkv.engine.outputs import FinishReason
 from pagedkv.server.generation import Usage
+from pagedkv.server.openai.requests import SamplingFields
 from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
 from pagedkv.server.parsing import CallArguments, CallBegin, Part, ReasoningPart, TextPart
 
 
-def as_usage(usage: Usage, *, is_predicted: bool = False) -> dict[str, Any]:
+def as_usage(usage: Usage, *, is_predicted: bool = False, num_reasoning: int = 0) -> dict[str, Any]:
     """Return the numbers of tokens, with OpenAI's names for those of the cache.
 
     Args:
         usage: usage of a request that has ended.
         is_predicted: whether the drafted tokens came from a prediction; then the usage counts right and wrong ones.
+        num_reasoning: tokens of thoughts, which are told if there are any.
     """
-    details = {
-        "accepted_prediction_tokens": usage.num_accepted,
-        "rejected_prediction_tokens": usage.num_drafted - usage.num_accepted,
-    }
+    details: dict[str, int] = {"reasoning_tokens": min(num_reasoning, usage.num_generated)} if num_reasoning else {}
+    if is_predicted:
+        details["accepted_prediction_tokens"] = usage.num_accepted
+        details["rejected_prediction_tokens"] = usage.num_drafted - usage.num_accepted
     return {
         "prompt_tokens": usage.num_prompt,
         "completion_tokens": usage.num_generated,
         "total_tokens": usage.num_total,
         "prompt_tokens_details": as_prompt_details(usage),
-        **({"completion_tokens_details": details} if is_predicted else {}),
+        **({"completion_tokens_details": details} if details else {}),
     }
 
 
@@ -58,6 +60,11 @@ def as_prompt_details(usage: Usage) -> dict[str, Any]:
 def as_finish_reason(reason: FinishReason | None, *, has_calls: bool) -> str | None:
     """Return the finish reason in OpenAI's words."""
     return "tool_calls" if reason == "stop" and has_calls else reason
+
+
+def as_stop_reason(stop: int | str | None, body: SamplingFields) -> int | str | None:
+    """Return the stop text, or the token of ``stop_token_ids``, that ended an answer, as vLLM tells it."""
+    return stop if isinstance(stop, str) or stop in (body.stop_token_ids or ()) else None
 
 
 def as_message(parts: Sequence[Part]) -> dict[str, Any]:
@@ -96,9 +103,14 @@ def as_delta(parts: Sequence[Part]) -> dict[str, Any]:
     return delta
 
 
-def as_logprobs(logprobs: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
-    """Return log-probabilities of tokens in the form of chat completions."""
-    return {"content": [texts.position(each) for each in logprobs], "refusal": None}
+def as_logprobs(logprobs: Sequence[TokenLogprobs], texts: TokenTexts, *, has_own: bool = False) -> dict[str, Any]:
+    """Return log-probabilities of tokens in the form of chat completions.
+
+    Args:
+        logprobs: of each token; texts: of tokens.
+        has_own: whether each token stands before the further tokens of its place too.
+    """
+    return {"content": [texts.position(each, has_own=has_own) for each in logprobs], "refusal": None}
 
 
 def as_prompt_logprobs(
@@ -166,10 +178,11 @@ class PromptDetails(TypedDict):
 
 @with_config(CLOSED)
 class CompletionDetails(TypedDict):
-    """Guessed tokens of a prediction."""
+    """Tokens of thoughts, and guessed tokens of a prediction."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: NotRequired[int]
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
 
 
 @with_config(CLOSED)
@@ -253,7 +266,8 @@ class ChatChoice(TypedDict):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    token_ids: NotRequired[list[int]]
+    stop_reason: int | str | None
+    token_ids: list[int] | None
 
 
 @with_config(CLOSED)
@@ -298,8 +312,8 @@ class ChatAnswer(TypedDict):
     cache_leases_refused: NotRequired[int]
     cache_hints: NotRequired[list[HintTold]]
     cache_explanation: NotRequired[Explained | None]
-    prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
-    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: list[dict[str, PromptToken] | None] | None
+    prompt_token_ids: list[int] | None
 
 
 @with_config(CLOSED)
@@ -320,9 +334,10 @@ class TextChoice(TypedDict):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
-    prompt_logprobs: NotRequired[list[dict[str, PromptToken] | None]]
-    prompt_token_ids: NotRequired[list[int]]
-    token_ids: NotRequired[list[int]]
+    stop_reason: int | str | None
+    prompt_logprobs: list[dict[str, PromptToken] | None] | None
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None
 
 
 @with_config(CLOSED)
@@ -494,7 +509,7 @@ class Tokenized(TypedDict):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: NotRequired[list[str]]
+    token_strs: list[str] | None
 
 
 @with_config(CLOSED)
@@ -513,6 +528,8 @@ class Model(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    root: str
+    parent: str | None
 
 
 @with_config(CLOSED)

@@ -17,11 +17,12 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from pagedkv.engine import Breakpoint, Chat, RequestOutput
-from pagedkv.engine.sampling import TokenMatcher
+from pagedkv.engine.sampling import LogitsProcessor, TokenMatcher, bad_words_as_ids
 from pagedkv.scheduling.config import MOST_BREAKPOINTS
 from pagedkv.server.chat_prompts import ChatPrompts, breakpoints_at
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, as_explanation
+from pagedkv.server.grammars import AllowedTokens
 from pagedkv.server.http import ApiError, json_response
 from pagedkv.server.openai.answers import (
     as_delta,
@@ -29,6 +30,7 @@ from pagedkv.server.openai.answers import (
     as_logprobs,
     as_message,
     as_prompt_logprobs,
+    as_stop_reason,
     as_usage,
     as_usage_so_far,
 )
@@ -36,11 +38,13 @@ from pagedkv.server.openai.requests import (
     CacheBreakpoint,
     ChatRequest,
     DetokenizeRequest,
+    SamplingFields,
     StreamOptions,
     TokenizeRequest,
     answer_format,
     as_chat,
     as_params,
+    as_text,
     hints_of,
     least_tokens,
     offered_tools,
@@ -49,7 +53,7 @@ from pagedkv.server.openai.requests import (
     truncated,
 )
 from pagedkv.server.openai.token_texts import TokenTexts
-from pagedkv.server.parsing import Part, PlainParser
+from pagedkv.server.parsing import Part, PlainParser, ReasoningPart, TextPart
 from pagedkv.server.service import DONE, Exchange, Service, event, new_id
 
 DEFAULT_TTL: Final = "30m"
@@ -116,7 +120,7 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
     service.require_model(body.model)
     require_consistent(body)
     request = await service.run_text_work(body.nbytes, partial(as_generation_request, service, body, caller))
-    exchange = Exchange(service, request, receive)
+    exchange = Exchange(service, request, receive, body.headers)
     answer = ChatCompletion(service, body, request)
     if body.stream:
         return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
@@ -138,8 +142,8 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
     forced = service.formats.matcher(
         answer_format(body), tools, body.tool_choice, several=several, after=after, least=least_tokens(body)
     )
-    processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
     hints = hints_of(body, caller, [prompt], breakpoints_of(body, chat, prompt, service.chats, caller))
+    processors, bad_words = limits_of(service, body, forced)
     return GenerationRequest(
         "/v1/chat/completions",
         new_id("chatcmpl-"),
@@ -151,6 +155,7 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
             processors=processors,
+            bad_words=bad_words,
         ),
         partial(
             service.decode,
@@ -164,6 +169,24 @@ def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -
         session=body.session_id,
         adapter=service.adapter_named(body.model),
     )
+
+
+def limits_of(
+    service: Service, body: SamplingFields, held: TokenMatcher | None
+) -> tuple[list[LogitsProcessor | TokenMatcher], tuple[tuple[int, ...], ...]]:
+    """Return what limits the tokens of an answer: processors of logits, and bad words as token ids. Raises ApiError.
+
+    Args:
+        service: has the tokenizer.
+        body: the request.
+        held: the matcher of its format; None: it has none.
+    """
+    processors: list[LogitsProcessor | TokenMatcher] = [] if held is None else [held]
+    if body.allowed_token_ids is not None:
+        service.require_tokens(body.allowed_token_ids, "allowed_token_ids")
+        processors.append(AllowedTokens(tuple(body.allowed_token_ids)))
+    words = [word for word in body.bad_words or () if word.strip()]
+    return processors, bad_words_as_ids(words, service.encode_plain) if words else ()
 
 
 @final
@@ -238,12 +261,12 @@ class ChatCompletion:
             "created": int(self.service.wall_clock()),
             "model": self.request.adapter or self.service.config.model_name,
             "choices": choices,
-            "usage": self._usage(generation),
+            "usage": self._usage(generation, [answer.parts for answer in answers]),
             **generation.leases_refused,
             **generation.hints_told,
             **self._explained(generation),
-            **self._prompt_logprobs(generation.outputs[0]),
-            **self._prompt_ids(),
+            "prompt_logprobs": self._prompt_logprobs(generation.outputs[0]),
+            "prompt_token_ids": self.request.prompts[0].token_ids if self.body.return_token_ids else None,
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -253,6 +276,9 @@ class ChatCompletion:
         for index in range(len(generation.writers)):
             begun = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
             yield write(begun, **so_far.told(), **(self._prompt_ids() if index == 0 else {}))
+            if self._echoed:
+                begun = {"index": index, "delta": {"content": self._echoed}, "finish_reason": None}
+                yield write(begun, **so_far.told())
         gathered: list[list[Part]] = [[] for _ in generation.writers]
         async for each in generation.events():
             gathered[each.index] += each.parts
@@ -261,29 +287,50 @@ class ChatCompletion:
             if choice is not None:
                 yield write(choice, **so_far.told())
         for index, parts in enumerate(gathered):
-            self.service.keep_answer(generation, index, as_message(parts))
+            self._keep(generation, index, parts)
         more = {**generation.hints_told, **self._explained(generation)}
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            more = {"usage": self._usage(generation), **generation.leases_refused, **more}
+            more = {"usage": self._usage(generation, gathered), **generation.leases_refused, **more}
         if more:
             yield write(None, **more)
         yield DONE
 
     def _choice(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
         writer = generation.writers[answer.index]
-        message = as_message(answer.parts)
-        self.service.keep_answer(generation, answer.index, message)
+        self._keep(generation, answer.index, answer.parts)
+        echoed = [TextPart(self._echoed)] if self._echoed else []
         return {
             "index": answer.index,
-            "message": message,
-            "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self._texts),
+            "message": as_message([*echoed, *self._shown(answer.parts)]),
+            "logprobs": self._logprobs(answer),
             "finish_reason": as_finish_reason(answer.finish_reason, has_calls=writer.has_calls),
-            **self._ids(answer),
+            "stop_reason": as_stop_reason(answer.stop, self.body),
+            "token_ids": answer.token_ids if self.body.return_token_ids else None,
         }
 
+    def _keep(self, generation: Generation, index: int, parts: Sequence[Part]) -> None:
+        self.service.keep_answer(generation, index, as_message(parts))
+
+    def _shown(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts that the client wants: without thoughts if it asked for that."""
+        if self.body.include_reasoning is not False:
+            return parts
+        return [part for part in parts if not isinstance(part, ReasoningPart)]
+
+    @property
+    def _echoed(self) -> str:
+        """The text before the answer: with ``echo`` that of a last message of the assistant."""
+        last = self.body.messages[-1]
+        return as_text(last.content, "messages") if self.body.echo and last.role == "assistant" else ""
+
+    def _logprobs(self, each: AnswerEvent) -> dict[str, Any] | None:
+        if each.logprobs is None:
+            return None
+        return as_logprobs(each.logprobs, self._texts, has_own=bool(self.body.logprob_token_ids))
+
     def _chunk_choice(self, generation: Generation, each: AnswerEvent) -> dict[str, Any] | None:
-        delta = as_delta(each.parts)
+        delta = as_delta(self._shown(each.parts))
         if not delta and each.finish_reason is None and not each.logprobs and not self.body.return_token_ids:
             return None
         has_calls = generation.writers[each.index].has_calls
@@ -294,7 +341,9 @@ class ChatCompletion:
             **self._ids(each),
         }
         if each.logprobs is not None:
-            choice["logprobs"] = as_logprobs(each.logprobs, self._texts)
+            choice["logprobs"] = self._logprobs(each)
+        if each.stop is not None:
+            choice["stop_reason"] = as_stop_reason(each.stop, self.body)
         return choice
 
     @property
@@ -308,19 +357,22 @@ class ChatCompletion:
     def _prompt_ids(self) -> dict[str, Any]:
         return {"prompt_token_ids": self.request.prompts[0].token_ids} if self.body.return_token_ids else {}
 
-    def _usage(self, generation: Generation) -> dict[str, Any]:
-        return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.request.prediction))
+    def _usage(self, generation: Generation, answers: Sequence[Sequence[Part]]) -> dict[str, Any]:
+        thoughts = ["".join(part.text for part in parts if isinstance(part, ReasoningPart)) for parts in answers]
+        num_reasoning = sum(len(self.service.encode_plain(text)) for text in thoughts if text)
+        usage = self.service.usage(generation.outputs)
+        return as_usage(usage, is_predicted=bool(self.request.prediction), num_reasoning=num_reasoning)
 
     def _explained(self, generation: Generation) -> dict[str, Any]:
         if not self.body.explain:
             return {}
         return {"cache_explanation": as_explanation(generation.outputs[0].explanation, self.request.caller)}
 
-    def _prompt_logprobs(self, output: RequestOutput) -> dict[str, Any]:
+    def _prompt_logprobs(self, output: RequestOutput) -> list[dict[str, Any] | None] | None:
         count = self.body.prompt_logprobs
         if count is None or output.prompt_logprobs is None:
-            return {}
-        return {"prompt_logprobs": as_prompt_logprobs(output.prompt_logprobs, count, self._texts)}
+            return None
+        return as_prompt_logprobs(output.prompt_logprobs, count, self._texts)
 
     def _writer(self) -> Callable[..., bytes]:
         head = {
@@ -362,34 +414,34 @@ def tokenize(service: Service, body: TokenizeRequest, caller: Caller) -> dict[st
         assert body.prompt is not None
         with_special = body.add_special_tokens is None or body.add_special_tokens
         token_ids = service.encode(body.prompt) if with_special else service.encode_plain(body.prompt)
-    answer: dict[str, Any] = {"count": len(token_ids), "max_model_len": service.longest, "tokens": token_ids}
-    if body.return_token_strs:
-        answer["token_strs"] = [service.decode([token], keeps_special=True) for token in token_ids]
-    return answer
+    pieces = service.tokenizer.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
+    return {
+        "count": len(token_ids),
+        "max_model_len": service.longest,
+        "tokens": token_ids,
+        "token_strs": None if pieces is None else list(map(str, pieces)),
+    }
 
 
 def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
     """Turn token ids into text. Raises ApiError."""
     service.require_model(body.model)
     service.require_tokenizer()
-    vocabulary_size = service.engine.facts.vocabulary_size
-    beyond = [token for token in body.tokens if token >= vocabulary_size]
-    if beyond:
-        raise ApiError(400, f"token {beyond[0]} is beyond the vocabulary of {vocabulary_size:,}", param="tokens")
+    service.require_tokens(body.tokens, "tokens")
     return {"prompt": service.decode(body.tokens, keeps_special=True)}
 
 
 def model_card(service: Service, name: str) -> dict[str, Any]:
     """Describe the model under one of its names, or an adapter of it."""
     folder = service.engine.facts.adapters.get(name)
-    parent = {} if folder is None else {"root": folder, "parent": service.config.model_name}
     return {
         "id": name,
         "object": "model",
         "created": service.created_s,
         "owned_by": "pagedkv",
         "max_model_len": service.longest,
-        **parent,
+        "root": service.config.model_name if folder is None else folder,
+        "parent": None if folder is None else service.config.model_name,
     }
 
 

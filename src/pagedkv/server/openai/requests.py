@@ -7,7 +7,7 @@ formats. :mod:`pagedkv.server.fields` has the others.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 from pydantic_core import from_json
@@ -96,7 +96,14 @@ class DrawingFields(HintFields, Fields):
     structured_outputs: dict[str, Any] | None = None
 
 
-class SamplingFields(DrawingFields):
+class TruncationFields(Fields):
+    """How a prompt is shortened; not OpenAI's."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+
+class SamplingFields(TruncationFields, DrawingFields):
     """The same of several answers, and what is returned with them."""
 
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -105,12 +112,13 @@ class SamplingFields(DrawingFields):
     # Not OpenAI's
     explain: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, min_length=1)] | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True, max_length=256)] | None = None
 
 
 class Message(Fields):
@@ -141,23 +149,34 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+    include_reasoning: bool | None = None
 
 
-class CompletionRequest(SamplingFields):
+PromptInput: TypeAlias = (
+    str
+    | Annotated[list[str], Field(fail_fast=True)]
+    | Annotated[list[TokenId], Field(fail_fast=True)]
+    | Annotated[list[Annotated[list[TokenId], Field(fail_fast=True)]], Field(fail_fast=True)]
+)
+"""A text, token ids, or several of either."""
+
+
+class PromptFields(TruncationFields):
+    """How texts become token ids; not OpenAI's."""
+
+    add_special_tokens: bool | None = None
+
+
+class CompletionRequest(PromptFields, SamplingFields):
     """The body of ``/v1/completions``."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(fail_fast=True)]
-        | Annotated[list[TokenId], Field(fail_fast=True)]
-        | Annotated[list[Annotated[list[TokenId], Field(fail_fast=True)]], Field(fail_fast=True)]
-    )
+    prompt: PromptInput
     max_tokens: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
-    add_special_tokens: bool | None = None  # not OpenAI's
 
 
 class Reasoning(Fields):
@@ -217,13 +236,14 @@ class DetokenizeRequest(Fields):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
-def as_params(
+def as_params(  # noqa: PLR0913 - what fields do not say by themselves, by keywords
     body: SamplingFields,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     processors: Sequence[LogitsProcessor | TokenMatcher] = (),
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> SamplingParams:
     """Turn fields into sampling parameters.
 
@@ -246,6 +266,7 @@ def as_params(
             repetition_penalty=body.repetition_penalty or 1.0,
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
+            bad_words=bad_words,
             logit_bias=_as_bias(body.logit_bias or {}),
             min_tokens=0 if is_held else body.min_tokens or 0,
             max_tokens=max_tokens,
@@ -255,6 +276,7 @@ def as_params(
             seed=None if body.seed is None else body.seed % 2**63,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            logprob_token_ids=body.logprob_token_ids or (),
             logits_processors=processors,
         )
     except RequestError as problem:
@@ -266,12 +288,6 @@ def as_chat(body: ChatRequest) -> Chat:
     is_continued = bool(body.continue_final_message)
     if is_continued and body.add_generation_prompt:
         raise ApiError(400, "continue_final_message and add_generation_prompt contradict each other: give one")
-    if body.add_generation_prompt is False and not is_continued:
-        raise ApiError(
-            400,
-            "add_generation_prompt must be true where continue_final_message is not: an answer is the assistant's",
-            param="add_generation_prompt",
-        )
     taken = sorted(TEMPLATE_ARGUMENTS & set(body.chat_template_kwargs or ()))
     if taken:
         raise ApiError(400, f"chat_template_kwargs may not have {taken[0]}", param="chat_template_kwargs")
@@ -281,6 +297,7 @@ def as_chat(body: ChatRequest) -> Chat:
         tools=tools or None,
         is_continued=is_continued,
         options={**_effort(body), **(body.chat_template_kwargs or {})},
+        opens_answer=body.add_generation_prompt is not False,
     )
 
 
@@ -318,7 +335,7 @@ def predicted_text(body: ChatRequest) -> str:
         raise ApiError(
             400, "prediction must be of type content, its content a text or parts of type text", param="prediction"
         )
-    return _as_text(content, "prediction.content")
+    return as_text(content, "prediction.content")
 
 
 def answer_format(body: SamplingFields) -> dict[str, Any] | None:
@@ -396,7 +413,7 @@ def hints_of(
     return found
 
 
-def truncated(token_ids: Sequence[int], body: SamplingFields, longest: int) -> Sequence[int]:
+def truncated(token_ids: Sequence[int], body: TruncationFields, longest: int) -> Sequence[int]:
     """Return a prompt shortened as its request asks: by default to its last tokens.
 
     Args:
@@ -423,7 +440,7 @@ def _as_message(message: Message, place: int) -> dict[str, Any]:
     """Turn a message into the form that templates take: content as text, arguments of calls as objects."""
     fields = message.model_dump(exclude_none=True)
     fields["role"] = ROLES.get(message.role, message.role)
-    fields["content"] = _as_text(message.content, f"messages[{place}].content")
+    fields["content"] = as_text(message.content, f"messages[{place}].content")
     if message.tool_calls is not None:
         fields["tool_calls"] = [
             _as_call(call, f"messages[{place}].tool_calls[{at}]") for at, call in enumerate(message.tool_calls)
@@ -431,7 +448,8 @@ def _as_message(message: Message, place: int) -> dict[str, Any]:
     return fields
 
 
-def _as_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
+def as_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
+    """Return the text of a message's content. Raises ApiError for other media; ``where``: its place."""
     if content is None or isinstance(content, str):
         return content or ""
     texts: list[str] = []
@@ -465,10 +483,12 @@ def _as_arguments(arguments: object) -> object:
 
 
 def _as_bias(bias: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError as problem:
-        raise ApiError(400, "logit_bias must map token ids to numbers", param="logit_bias") from problem
+    wrong = [token for token in bias if not token.isdecimal()]
+    if wrong:
+        raise ApiError(
+            400, f"logit_bias must map token ids to numbers, and has the key {wrong[0][:50]!r}", param="logit_bias"
+        )
+    return {int(token): value for token, value in bias.items()}
 
 
 def _as_stops(stop: str | list[str] | None) -> list[str]:

@@ -275,7 +275,7 @@ class Responses:
         for_chat = await service.run_text_work(body.nbytes, partial(as_generation_request, service, chat, caller))
         adapter = service.adapter_named(body.model)
         request = replace(for_chat, endpoint="/v1/responses", request_id=new_id("resp_"), adapter=adapter)
-        exchange = Exchange(service, request, receive)
+        exchange = Exchange(service, request, receive, body.headers)
         answer = ResponseAnswer(service, body, request, messages, self._stored)
         if body.stream:
             return await exchange.streamed(answer.chunks, answer.failed)

@@ -7,7 +7,8 @@ computes the whole prompt, cached or not.
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, cast, final
 
 import msgspec
 from starlette.responses import Response
@@ -17,10 +18,12 @@ from pagedkv.engine import RequestOutput, TokenLogprobs
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, as_explanation
 from pagedkv.server.http import ApiError, json_response
-from pagedkv.server.openai.answers import as_prompt_logprobs, as_usage
-from pagedkv.server.openai.completions import UsageSoFar, require_few_logprobs
+from pagedkv.server.openai.answers import as_prompt_logprobs, as_stop_reason, as_usage
+from pagedkv.server.openai.completions import UsageSoFar, limits_of, require_few_logprobs
 from pagedkv.server.openai.requests import (
     CompletionRequest,
+    PromptFields,
+    PromptInput,
     answer_format,
     as_params,
     hints_of,
@@ -34,6 +37,8 @@ from pagedkv.server.service import DONE, Exchange, Service, event, new_id
 
 Columns: TypeAlias = dict[str, list[Any]]
 """Log-probabilities in the form of text completions, by column."""
+NOT_ASKED: Final = MappingProxyType({"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None})
+"""Fields of whole answers that vLLM has in any case."""
 DEFAULT_MAX_TOKENS: Final = 16
 """Most tokens of an answer where a request sets none: OpenAI's default for this path."""
 
@@ -48,10 +53,12 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
     service.require_model(body.model)
     require_consistent(body)
     _refuse_unserved(body)
-    prompts = await service.run_text_work(body.nbytes, partial(prompts_of, service, body))
+    read = partial(prompts_of, service, body.prompt, body, most=service.config.max_prompts)
+    prompts = await service.run_text_work(body.nbytes, read)
     of_prompts = _num_prompt_logprobs(body)
     require_few_logprobs(prompts, of_prompts)
     held = service.formats.matcher(answer_format(body), least=least_tokens(body))
+    processors, bad_words = limits_of(service, body, held)
     request = GenerationRequest(
         "/v1/completions",
         new_id("cmpl-"),
@@ -62,7 +69,8 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
             max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
             logprobs=body.logprobs,
             prompt_logprobs=of_prompts,
-            processors=() if held is None else (held,),
+            processors=processors,
+            bad_words=bad_words,
         ),
         partial(service.decode, keeps_special=body.skip_special_tokens is False),
         PlainParser,
@@ -72,7 +80,7 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
         session=body.session_id,
         adapter=service.adapter_named(body.model),
     )
-    exchange = Exchange(service, request, receive)
+    exchange = Exchange(service, request, receive, body.headers)
     answer = TextCompletion(service, body, request)
     if body.stream:
         return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
@@ -105,6 +113,7 @@ class TextCompletion:
             **self._head(),
             "choices": [
                 {
+                    **NOT_ASKED,
                     **self._choice(each, _Written(texts), self._output(generation, each)),
                     **self._prompt_logprobs(generation, each),
                 }
@@ -154,13 +163,14 @@ class TextCompletion:
         if self.body.max_tokens != 0:
             text += "".join(part.text for part in each.parts if isinstance(part, TextPart))
             if count is not None and told is not None:
-                answer = written.answer(each.logprobs or (), count)
+                answer = written.answer(each.logprobs or (), max(count, len(self.body.logprob_token_ids or ())))
                 told = {name: values + answer[name] for name, values in told.items()}
         return {
             "index": each.index,
             "text": text,
             "logprobs": told,
             "finish_reason": each.finish_reason if self.body.max_tokens != 0 else "length",
+            "stop_reason": as_stop_reason(each.stop, self.body) if self.body.max_tokens != 0 else None,
             **ids,
         }
 
@@ -238,7 +248,7 @@ class _Written:
         return columns
 
     def answer(self, logprobs: Sequence[TokenLogprobs], count: int) -> Columns:
-        """Return log-probabilities of an answer's tokens, with ``count`` likeliest tokens each."""
+        """Return log-probabilities of an answer's tokens, with ``count`` further tokens each."""
         return self._columns([each.token_id for each in logprobs], logprobs, count)
 
     def _columns(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int) -> Columns:
@@ -254,31 +264,40 @@ class _Written:
         }
 
 
-def prompts_of(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
-    """Return the prompts of a request as token ids, shortened if it asks for that. Raises ApiError."""
-    whole = _whole_prompts_of(service, body)
-    return [PreparedPrompt(truncated(each.token_ids, body, service.longest)) for each in whole]
+def prompts_of(
+    service: Service, given: PromptInput, fields: PromptFields, *, most: int, param: str = "prompt"
+) -> list[PreparedPrompt]:
+    """Return the prompts of a request as token ids, shortened if it asks for that.
 
+    Args:
+        service: has the tokenizer.
+        given: a text, token ids, or several of either.
+        fields: how they are read.
+        most: prompts of one request.
+        param: the field that has them.
 
-def _whole_prompts_of(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
-    given = body.prompt
-    encode = service.encode_plain if body.add_special_tokens is False else service.encode
+    Raises:
+        ApiError: there is none, an empty one, or there are too many.
+    """
+    encode = service.encode_plain if fields.add_special_tokens is False else service.encode
+    if not given and not isinstance(given, str):
+        raise ApiError(400, f"{param} is empty: give a text, token ids, or lists of them", param=param)
     if isinstance(given, str):
-        return [PreparedPrompt(encode(given))]
-    if not given:
-        raise ApiError(400, "prompt is empty: give a text, token ids, or lists of them", param="prompt")
-    if isinstance(given[0], int):
-        return [PreparedPrompt(given)]
-    if len(given) > service.config.max_prompts:
+        several: Sequence[str | Sequence[int]] = [given]
+    elif isinstance(given[0], int):
+        several = [cast("list[int]", given)]
+    else:
+        several = cast("list[str | list[int]]", given)
+    if len(several) > most:
         raise ApiError(
-            400,
-            f"prompt has {len(given)} prompts, and at most {service.config.max_prompts} are allowed in one request",
-            param="prompt",
+            400, f"{param} has {len(several)} prompts, and at most {most} are allowed in one request", param=param
         )
-    prompts = [PreparedPrompt(encode(each) if isinstance(each, str) else each) for each in given]
-    if not all(len(each.token_ids) for each in prompts):
-        raise ApiError(400, "prompt has an empty list of token ids", param="prompt")
-    return prompts
+    prompts = [encode(each) if isinstance(each, str) else each for each in several]
+    if not isinstance(given, str) and not all(len(each) for each in prompts):
+        raise ApiError(400, f"{param} has an empty list of token ids", param=param)
+    for each in prompts:
+        service.require_tokens(each, param)
+    return [PreparedPrompt(truncated(each, fields, service.longest)) for each in prompts]
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
@@ -292,6 +311,8 @@ def _refuse_unserved(body: CompletionRequest) -> None:
         raise ApiError(400, "this server does not insert text before a suffix: leave suffix out", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, "best_of must equal n: this server does not rank answers", param="best_of")
+    if body.max_tokens == 0 and body.logprob_token_ids:
+        raise ApiError(400, "logprob_token_ids are told of answers, and max_tokens is 0", param="logprob_token_ids")
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise ApiError(
             400, "max_tokens is 0, which needs echo or prompt_logprobs: else there is no answer", param="max_tokens"

@@ -80,9 +80,15 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
-    def position(self, each: TokenLogprobs) -> dict[str, Any]:
-        """Return log-probabilities of one position in the form of chat completions."""
-        top = [self._token(token, logprob) for token, logprob in each.top]
+    def position(self, each: TokenLogprobs, *, has_own: bool = False) -> dict[str, Any]:
+        """Return log-probabilities of one position in the form of chat completions.
+
+        Args:
+            each: the log-probabilities.
+            has_own: whether the token stands before the further ones too.
+        """
+        told = dict([(each.token_id, each.logprob), *each.top]) if has_own else dict(each.top)
+        top = [self._token(token, logprob) for token, logprob in told.items()]
         return {**self._token(each.token_id, each.logprob), "top_logprobs": top}
 
     def by_text(self, each: TokenLogprobs, count: int) -> dict[str, float]:
