@@ -127,9 +127,9 @@ VLLM_CPU ?=
 PEER_vllm := vllm-0.33.0
 PEER_sglang := sglang-0.5.23
 PEER_lmcache := lmcache-0.5.6-wheel
-PEER_PACKAGES := aiofile aiofiles aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle dill einops fastapi ijson ipython \
+PEER_PACKAGES := aiofile aiofiles aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle compressed-tensors dill einops fastapi ijson ipython \
 	jsonschema lark llguidance mcp msgpack openai openai-harmony opentelemetry-exporter-prometheus orjson partial-json-parser prometheus-client psutil py-cpuinfo pybase64 \
-	pytest-asyncio requests scipy setproctitle sortedcontainers uvicorn uvloop xgrammar xxhash
+	'mistral_common>=1.11.6' prometheus-fastapi-instrumentator pytest-asyncio pytest-timeout requests scipy setproctitle sortedcontainers uvicorn uvloop xgrammar xxhash
 
 .venv/peers/.installed: $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)

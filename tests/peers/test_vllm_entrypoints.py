@@ -5,7 +5,19 @@ fails and is not listed fails here, as does one that is listed and passes.
 ``python -m tests.peers.test_vllm_entrypoints`` prints the number by file and each case that failed, with what it said.
 """
 
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
+
+import pytest
 
 FILES: Final = (
     "openai/chat_completion/test_batched_chat_completions.py",
@@ -36,3 +48,144 @@ FILES: Final = (
     "serve/tokenize/test_tokenization.py",
 )
 """Of ``tests/entrypoints``: completions, chat, responses, models, tokenize, metrics, access, validation of prompts."""
+
+RANDOM: Final = "needs a model that was trained: what it says, its thoughts or its calls are asked for"
+FLAG: Final = "asks for an option of vllm serve that ours has not: "
+ROUTE: Final = "asks for a path of vLLM's that ours has not: "
+MEDIA: Final = "asks for images"
+LOADING: Final = "adapters are given at the start (--lora), and not loaded by requests"
+CHAT: Final = "openai/chat_completion"
+EXPECTED: Final[Mapping[str, str]] = {
+    f"{CHAT}/test_batched_chat_completions.py": f"{ROUTE}/v1/chat/completions/batch",
+    f"{CHAT}/test_chat_completion.py::test_kv_transfer": "caches are handed on by tiers here, not by requests",
+    f"{CHAT}/test_chat_completion.py::test_per_request_metrics": f"{FLAG}--enable-per-request-metrics",
+    f"{CHAT}/test_chat_echo.py::test_prompt_logprobs": f"{FLAG}--max-logprobs, for all of the vocabulary",
+    f"{CHAT}/test_chat_echo.py::test_top_logprobs": f"{FLAG}--max-logprobs, for all of the vocabulary",
+    f"{CHAT}/test_enable_force_include_usage.py": f"{FLAG}--enable-force-include-usage",
+    f"{CHAT}/test_include_reasoning.py::test_include_reasoning_true": RANDOM,
+    f"{CHAT}/test_include_reasoning.py::test_reasoning_tokens_in_usage": RANDOM,
+    f"{CHAT}/test_include_reasoning.py::test_default_includes_reasoning": RANDOM,
+    "openai/completion/test_completion.py::test_batch_completions": "beams are served in Python alone",
+    "openai/completion/test_prompt_validation.py::test_empty_prompt": "looks for words of vLLM's; 400 here too",
+    "openai/responses/test_simple.py::test_enable_response_messages": "answers have items alone",
+    "openai/responses/test_simple.py::test_reasoning_item": RANDOM,
+    "openai/responses/test_simple.py::test_streaming_reasoning_tokens_e2e": RANDOM,
+    "openai/responses/test_simple.py::test_non_streaming_reasoning_tokens_e2e": RANDOM,
+    "openai/responses/test_simple.py::test_streaming_logprobs": "log-probabilities are told when a text is done",
+    "openai/test_chunked_prompt.py::test_chat_completion_stream": "tokens without text have log-probabilities here too",
+    "openai/test_return_token_ids.py::test_chat_completion_with_tool_use": RANDOM,
+    "openai/test_return_token_ids.py::test_comparison_with": "expects an answer that does not end by itself",
+    "openai/test_return_tokens_as_ids.py::test_completion_return_tokens_as_token_ids_completion[True]": (
+        f"{FLAG}--return-tokens-as-token-ids"
+    ),
+    "openai/test_return_tokens_as_ids.py::test_chat_return_tokens_as_token_ids_completion[True]": (
+        f"{FLAG}--return-tokens-as-token-ids"
+    ),
+    "serve/instrumentator/test_metrics.py::test_metrics_exist": MEDIA,
+    "serve/tokenize/test_tokenization.py::test_tokenizer_info": f"{FLAG}--enable-tokenizer-info-endpoint",
+}
+"""Cases that fail, and why, by the beginning of their names."""
+PATIENCE_S: Final = 3600
+CASE_S: Final = 300
+PEERS: Final = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What became of a case.
+
+    Args:
+        name: file and case, from ``tests/entrypoints``.
+        outcome: passed, failed or skipped.
+        why: what it said where it failed.
+    """
+
+    name: str
+    outcome: str
+    why: str
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is expected to fail; None: it is not."""
+        return next((reason for name, reason in EXPECTED.items() if self.name.startswith(name)), None)
+
+
+def vllm_folder() -> Path | None:
+    """Return the folder of vLLM's source distribution; None: it is not on the path."""
+    found = importlib.util.find_spec("vllm")
+    folder = None if found is None or found.origin is None else Path(found.origin).parents[1]
+    return folder if folder is not None and (folder / "tests" / "entrypoints").is_dir() else None
+
+
+def outcomes(vllm: Path, files: Sequence[str], work: Path) -> list[Case]:
+    """Run files of theirs, and return what became of each case that asks a server.
+
+    Args:
+        vllm: folder of the source distribution; files: from ``tests/entrypoints``.
+        work: an empty folder, for the model, its names in the hub's form, and logs.
+    """
+    told = work / "outcomes.jsonl"
+    environment = {
+        **os.environ,
+        "HF_HOME": str(work / "hub"),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": "1",
+        "PAGEDKV_OUTCOMES": str(told),
+        "PAGEDKV_PYTHON": sys.executable,
+        "PAGEDKV_SERVER_LOG": str(work / "server.log"),
+        "PAGEDKV_SOURCE": str(Path(__file__).parents[2] / "src"),
+        "PAGEDKV_VLLM": str(vllm),
+        "PYTHONPATH": os.pathsep.join((str(vllm), str(PEERS))),
+    }
+    plain = ("-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "--tb=short")
+    command = [
+        *(sys.executable, "-m", "pytest", "-p", "vllm_entrypoints_plugin", *plain, f"--timeout={CASE_S}"),
+        *("--confcutdir=tests/entrypoints", "--continue-on-collection-errors"),
+        *(f"tests/entrypoints/{file}" for file in files),
+    ]
+    with (work / "pytest.log").open("w") as log:
+        subprocess.run(command, cwd=vllm, env=environment, stdout=log, stderr=log, timeout=PATIENCE_S, check=False)
+    lines = told.read_text().splitlines() if told.exists() else []
+    return [Case(each["case"], each["outcome"], each["why"]) for each in map(json.loads, lines)]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    for package in ("pytest_asyncio", "pytest_timeout"):
+        pytest.importorskip(package, reason=f"vLLM's tests need {package}: make test-peers installs it")
+    vllm = vllm_folder()
+    if vllm is None:
+        pytest.skip("vLLM's source distribution is not on the path")
+    return outcomes(vllm, FILES, tmp_path_factory.mktemp("entrypoints"))
+
+
+def test_no_case_fails_but_those_that_are_listed(cases: list[Case]) -> None:
+    assert cases, "no case ran"
+    assert [each for each in cases if each.outcome == "failed" and each.reason is None] == []
+
+
+def test_what_is_listed_fails(cases: list[Case]) -> None:
+    failed = {each.name for each in cases if each.outcome == "failed"}
+    assert [name for name in EXPECTED if not any(each.startswith(name) for each in failed)] == []
+
+
+def main() -> None:
+    """Print how many cases pass, by file, and those that fail, with what is known of each."""
+    vllm = vllm_folder()
+    if vllm is None:
+        sys.exit("vLLM's source distribution must be on PYTHONPATH")
+    with TemporaryDirectory() as work:
+        found = outcomes(vllm, sys.argv[1:] or FILES, Path(work))
+    counts = Counter((each.name.partition("::")[0], each.outcome) for each in found)
+    files = dict.fromkeys(name for name, _ in counts)
+    lines = [f"{counts[file, 'passed']:4d} passed {counts[file, 'failed']:4d} failed  {file}" for file in files]
+    failed = [each for each in found if each.outcome == "failed"]
+    lines += [f"\n{each.name}\n    {each.reason or each.why}" for each in failed]
+    lines.append(f"\n{sum(each.outcome == 'passed' for each in found)} of {len(found)} passed\n")
+    sys.stdout.write("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from vllm.model_executor.model_loader import weight_utils
 
 HUB: Final = Path(os.environ["HF_HOME"]) / "hub"
 REVISION: Final = "0" * 40
@@ -54,6 +56,8 @@ CHATML: Final = (
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 WIDTH: Final = 64
 POSITIONS: Final = 16_384
+NUM_TEXTS: Final = 60
+ADAPTERS_NAMED_OTHERWISE: Final = frozenset({"charent/self_cognition_Alice"})
 NUM_TOKENS: Final = 8_000
 """Tokens of the vocabulary: their tests ask for some by id."""
 
@@ -262,8 +266,30 @@ def _adapter(each: str) -> str:
     return f"{read['name']}={read['path']}"
 
 
-def pytest_configure() -> None:
+NAMED: Final = re.compile(r'"([\w.-]+/[\w.-]+)"')
+ADAPTED: Final = "lora"
+
+
+def provide_all(files: Sequence[str]) -> None:
+    """Put what their files name into the hub's cache: the model, or an adapter of it.
+
+    Args:
+        files: of theirs, from the folder of the distribution, as pytest gets them.
+    """
+    home, vllm = HUB.parent, Path(os.environ["PAGEDKV_VLLM"])
+    if not (home / "model").exists():
+        make_model(home / "model", sorted((vllm / "docs").rglob("*.md"))[:NUM_TEXTS])
+    sources = [*map(Path, files), vllm / "tests" / "entrypoints" / "conftest.py"]
+    for name in {name for source in sources for name in NAMED.findall(source.read_text())}:
+        if ADAPTED in name.lower() or name in ADAPTERS_NAMED_OTHERWISE:
+            provide(name, lambda folder: make_adapter(folder, "model"))
+        else:
+            provide(name, lambda folder: folder.symlink_to(home / "model"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Put the stand-in in the place of their module before any of their tests is imported."""
+    provide_all([file.partition("::")[0] for file in config.args])
     utils = ModuleType("tests.utils")
     on_gpus = pytest.mark.skip(reason="needs GPUs")
     vars(utils).update(
@@ -278,6 +304,7 @@ def pytest_configure() -> None:
     assets = ModuleType("tests.conftest")
     vars(assets)["LocalAssetServer"] = object  # of tests with images
     sys.modules["tests.conftest"] = assets
+    weight_utils.download_weights_from_hf = lambda name, **_: str(snapshot(name))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

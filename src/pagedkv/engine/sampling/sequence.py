@@ -330,7 +330,8 @@ def _check_inside(vocab_size: int, params: SamplingParams, bans: Sequence[int]) 
     for name, ids in named.items():
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RequestError(
-                f"{name} names tokens {min(ids)} to {max(ids)}, but the vocabulary of {vocab_size} has 0 to {vocab_size - 1}"
+                f"{name} names tokens {min(ids)} to {max(ids)}, but the vocabulary of {vocab_size} has 0 to "
+                f"{vocab_size - 1}"
             )
 
 
