@@ -1,11 +1,15 @@
 """``pagedkv serve``: which model it serves, and how it goes on where the self-test would refuse one."""
 
+import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pagedkv.cli.commands.serve import _default_memory, tell
 from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.cli.progress import Stages
 from pagedkv.errors import ConfigurationError
 from tests.cli.command import run
 from tests.server.serving import Script, make_service
@@ -50,6 +54,20 @@ def test_an_engine_that_is_served_has_a_share_of_what_is_free() -> None:
 def test_a_share_that_cannot_be_is_refused(given: str) -> None:
     with pytest.raises(ConfigurationError, match="--memory must be"):
         EngineOptions(memory=given).require_valid()
+
+
+def test_the_stages_of_a_start_are_told() -> None:
+    for is_terminal in (False, True):
+        out = StringIO()
+        stages = Stages(Console(file=out, force_terminal=is_terminal, width=200))
+        with stages.stage("loading it"):
+            pass
+        with pytest.raises(ValueError, match="no room"), stages.stage("warming it up"):
+            raise ValueError("no room")
+        lines = [line.strip() for line in out.getvalue().splitlines()]
+        assert any(re.fullmatch(r"pagedkv: loading it took \d+\.\d s", line) for line in lines)
+        assert ("pagedkv: loading it ..." in lines) is not is_terminal
+        assert "warming it up took" not in out.getvalue()
 
 
 def test_the_choices_of_the_engine_are_told_and_have_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,6 +210,7 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
     if api_keys is None and not api_key and not without_keys:
         _require_loopback(host)
     routed = cast("Routing", as_choice(routing, ROUTINGS, "--routing"))
+    pooled = None if pooling is None else cast("Pooling", as_choice(pooling, ("mean", "last"), "--pooling"))
     for folder in (model, engine.draft_model):
         if folder not in {DEMO, None}:
             require_model(str(folder))
@@ -239,7 +240,7 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         reasoning_parser=reasoning_parser,
         outlives_engine=outlive_engine,
         strict_fields=strict_fields,
-        pooling=None if pooling is None else cast("Pooling", as_choice(pooling, ("mean", "last"), "--pooling")),
+        pooling=pooled,
         cors_origins=tuple(cors_origin or ()),
         sampling_defaults=defaults,
     )

@@ -163,7 +163,7 @@ class SamplingParams:
             for token in _as_list(self.logprob_token_ids, "logprob_token_ids")
         ]
         self._set("logprob_token_ids", tuple(dict.fromkeys(named)))
-        if self.pooling is not None and self.pooling not in POOLINGS:
+        if self.pooling is not None and not (isinstance(self.pooling, str) and self.pooling in POOLINGS):
             raise RequestError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
         self._set("ignore_eos", as_flag(self.ignore_eos, "ignore_eos", RequestError))
         self._set("logits_processors", _as_processors(self.logits_processors))
