@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self
@@ -74,7 +74,7 @@ def make_model(folder: Path, texts: Sequence[Path]) -> None:
     bpe.train([str(text) for text in texts], trainers.BpeTrainer(vocab_size=NUM_TOKENS, initial_alphabet=alphabet))
     bpe.add_special_tokens([*SPECIAL])  # behind all others
     named = {"pad_token": SPECIAL[0], "eos_token": SPECIAL[2]}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **named)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **named)  # type: ignore[no-untyped-call]
     tokenizer.chat_template = CHATML
     tokenizer.model_max_length = POSITIONS
     tokenizer.save_pretrained(folder)
@@ -330,7 +330,7 @@ def _source(function: Any) -> str:  # noqa: ANN401 - of a test or a fixture
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
     """Note what became of each case, a line of JSON each."""
     outcome = yield
     report = outcome.get_result()
