@@ -18,6 +18,8 @@ On an AMD EPYC, one thread, 4,000 x 512, microseconds:
 oneDNN compiles code for each number of tokens, some 0.3 MiB, and keeps 1,024 of them. So tokens are padded to one of
 four numbers an octave, at most a quarter more: steps of all sizes up to 2,048 tokens share 40 of them.
 
+A processor with neither AVX-512 nor AVX-NE-CONVERT has no such products in bfloat16: torch computes them there.
+
 Layers with hooks keep them. A layer whose class is not torch's own (quantised, with an adapter), or whose weights are a
 tensor of another class, computes as it does. Weights are packed again when torch counts a change of them, and at each
 new epoch of weights, since changes through ``.data`` are not counted.
@@ -128,10 +130,12 @@ def _has_onednn(device: torch.device) -> bool:
 
 
 def _plain_layers(model: compat.Model) -> Iterator[nn.Linear]:
+    has_bfloat16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - as torch's own compiler asks
+    known = {torch.float32, torch.bfloat16} if has_bfloat16 else {torch.float32}
     for module in model.modules():
         if type(module) is not nn.Linear or "forward" in vars(module):
             continue
         weight = module.weight
-        is_known = type(weight) in {nn.Parameter, torch.Tensor} and weight.dtype in {torch.float32, torch.bfloat16}
+        is_known = type(weight) in {nn.Parameter, torch.Tensor} and weight.dtype in known
         if is_known and weight.numel() > 0 and not weight.is_inference():  # its changes are counted
             yield module
