@@ -295,6 +295,7 @@ def test_what_was_there_before_a_server_is_left_out_of_collections() -> None:
         def __init__(self) -> None:
             self.itself = self
 
+    thresholds = gc.get_threshold()
     older = Ring()
     of_older = weakref.ref(older)
     with settled():
@@ -304,5 +305,6 @@ def test_what_was_there_before_a_server_is_left_out_of_collections() -> None:
         gc.collect()
         assert of_older() is not None
         assert of_younger() is None
+    assert gc.get_threshold() == thresholds
     gc.collect()
     assert of_older() is None
