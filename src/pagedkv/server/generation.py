@@ -116,7 +116,7 @@ class AnswerWriter:
         self.is_cut = isinstance(update.stop, str)
         token_ids = update.token_ids[:-1] if ended_by_token else update.token_ids
         self.token_ids += token_ids
-        text = "".join(self._text.append(token) for token in token_ids)
+        text = self._text.extend(token_ids)
         if update.finish_reason is None:
             return self._noted(self._parser.feed(self._cut.feed(text)))
         text = self._cut.feed(text + self._text.finish()) + self._cut.finish()

@@ -100,6 +100,23 @@ def test_text_is_not_put_together_from_tokens_decoded_alone() -> None:
     for token in (5, 5, 0):
         text.append(token)
     assert text.text == "c ca"
+    text = AnswerText(strips_first_space)
+    for tokens in ((5, 5), (0, 5, 0), (5,), (5, 0)):
+        text.extend(tokens)
+    assert text.text == "c ca ca c ca"
+
+
+@given(st.lists(st.lists(st.integers(0, len(PIECES) + len(BYTES) - 1), max_size=7), max_size=8))
+def test_the_text_of_several_tokens_is_that_of_each_in_turn(parts: list[list[int]]) -> None:
+    each_in_turn, in_parts = AnswerText(decode), AnswerText(decode)
+    for part in parts:
+        in_parts.extend(part)
+        for token in part:
+            each_in_turn.append(token)
+    for text in (each_in_turn, in_parts):
+        text.finish()
+    whole = decode([token for part in parts for token in part])  # many lone bytes in turn are told too early
+    assert in_parts.text in {each_in_turn.text, whole}
 
 
 @given(

@@ -365,6 +365,13 @@ class AnswerText:
         self.text += added
         return added
 
+    def extend(self, token_ids: Sequence[int]) -> str:
+        """Append tokens; return the text that they add, if any. Cost: decoding them and a few more, once or twice."""
+        if len(token_ids) > 1 and (added := self._added_by(token_ids)):
+            self.text += added
+            return added
+        return "".join(map(self.append, token_ids))
+
     def finish(self) -> str:
         """Return the text of an unfinished character, after the last token."""
         added = self._added(is_over=True)
@@ -377,6 +384,15 @@ class AnswerText:
         copy._token_ids, copy.text = self._token_ids.copy(), self.text
         copy._first, copy._known, copy._before = self._first, self._known, self._before
         return copy
+
+    def _added_by(self, token_ids: Sequence[int]) -> str:
+        """Append tokens whose last one ends a character; return their text. Else nothing is appended: empty."""
+        before = len(self._token_ids)
+        self._token_ids += token_ids
+        added = self._added(is_over=False)
+        if not added:
+            del self._token_ids[before:]
+        return added
 
     def _added(self, *, is_over: bool) -> str:
         after = self._decode(self._token_ids[self._first :])
