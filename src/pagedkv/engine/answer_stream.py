@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, final
+from typing import Protocol, Self, TypeAlias, final
 
 from pagedkv.engine.outputs import FinishReason, RequestOutput
 from pagedkv.engine.request import EngineRequest
@@ -73,6 +73,20 @@ class NewTokens:
                 )
         return updates
 
+    def take_one(self) -> int | None:
+        """Return the new token if it is all the news of a request with one answer, which goes on; else None.
+
+        With None nothing is taken; neither is a token with log-probabilities. O(1).
+        """
+        if len(self._is_over) > 1 or self._request.is_finished:
+            return None
+        sample, first = self._request.samples[0], self._num_given[0]
+        token_ids = sample.token_ids
+        if len(token_ids) != first + 1 or sample.has_logprobs:
+            return None
+        self._num_given[0] = first + 1
+        return token_ids[first]
+
 
 class OutletClosedError(Exception):
     """Messages cannot be sent: all recipients of an outlet are gone."""
@@ -81,8 +95,13 @@ class OutletClosedError(Exception):
 class Outlet(Protocol):
     """Sends the messages of many recipients to one place. Hashable; outlets of one place are equal."""
 
-    def send(self, messages: "Sequence[StreamMessage]") -> None:
-        """Send messages, in order; called by the engine's thread. Raises OutletClosedError."""
+    def send(self, messages: "Sequence[StreamMessage]", grown: "Sequence[Grown]" = ()) -> None:
+        """Send messages, in order, and tokens; called by the engine's thread. Raises OutletClosedError.
+
+        Args:
+            messages: at most one of a recipient with a token.
+            grown: further tokens of requests that go on.
+        """
         ...
 
 
@@ -102,10 +121,10 @@ class _LoopOutlet:
 
     loop: asyncio.AbstractEventLoop
 
-    def send(self, messages: "Sequence[StreamMessage]") -> None:
-        """Deliver messages soon. Raises OutletClosedError if the loop is closed."""
+    def send(self, messages: "Sequence[StreamMessage]", grown: "Sequence[Grown]" = ()) -> None:
+        """Deliver messages and tokens soon. Raises OutletClosedError if the loop is closed."""
         try:
-            self.loop.call_soon_threadsafe(deliver, messages)
+            self.loop.call_soon_threadsafe(deliver, messages, grown)
         except RuntimeError:
             raise OutletClosedError from None
 
@@ -151,6 +170,11 @@ class StreamState:
         if self.is_over:
             self.ended.set()
 
+    def grow(self, token_id: int) -> None:
+        """Add one more token of the only answer, which goes on, and wake the tasks that wait for it."""
+        self.updates.append(TokenUpdate(0, 0, (token_id,), None))
+        self.changed.set()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamMessage:
@@ -171,8 +195,15 @@ class StreamMessage:
     num_cached_tokens: int | None = None
 
 
-def deliver(messages: Iterable[StreamMessage]) -> None:
-    """Add messages to the states of their streams; called in the loop of these states. O(messages + updates)."""
+Grown: TypeAlias = tuple[Recipient, int]
+"""A request whose only answer has one more token, and that token: what most requests have to tell after a step."""
+
+
+def deliver(messages: Iterable[StreamMessage], grown: Iterable[Grown] = ()) -> None:
+    """Add messages and tokens to the states of their streams; called in the loop of these states. O(updates)."""
+    for recipient, token_id in grown:
+        assert isinstance(recipient, StreamState), "a token for another kind of recipient"
+        recipient.grow(token_id)
     for message in messages:
         assert isinstance(message.recipient, StreamState), "a message for another kind of recipient"
         message.recipient.add(message.updates, message.output, message.problem, message.num_cached_tokens)

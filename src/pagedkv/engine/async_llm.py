@@ -33,6 +33,7 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.engine.answer_stream import (
     AnswerStream,
+    Grown,
     NewTokens,
     Outlet,
     OutletClosedError,
@@ -338,11 +339,13 @@ class _UnderWay:
     Args:
         submitted: its command; request: the engine's record of it.
         new_tokens: its tokens since the last message.
+        has_begun: whether a message with tokens, and with the hit of its prompt, was sent.
     """
 
     submitted: Submit
     request: EngineRequest
     new_tokens: NewTokens
+    has_begun: bool = False
 
 
 @final
@@ -379,6 +382,7 @@ class EngineThread:
         self._under_way: dict[Recipient, _UnderWay] = {}
         self._waiting: list[_UnderWay] = []
         self._messages: list[StreamMessage] = []
+        self._grown: list[Grown] = []
         self._closing: Close | None = None
         self._lock = threading.RLock()  # reentrant: a stream may be garbage-collected at any point, and sends an End
         self._ended: str | None = None
@@ -535,20 +539,28 @@ class EngineThread:
 
     def _send_messages(self) -> None:
         messages, self._messages = self._messages, []
-        by_outlet: defaultdict[Outlet, list[StreamMessage]] = defaultdict(list)
+        grown, self._grown = self._grown, []
+        by_outlet: defaultdict[Outlet, tuple[list[StreamMessage], list[Grown]]] = defaultdict(lambda: ([], []))
         for message in messages:
-            by_outlet[message.recipient.outlet].append(message)
+            by_outlet[message.recipient.outlet][0].append(message)
+        for each in grown:
+            by_outlet[each[0].outlet][1].append(each)
         for outlet, of_outlet in by_outlet.items():
             try:
-                outlet.send(of_outlet)
+                outlet.send(*of_outlet)
             except OutletClosedError:  # such as a closed loop, and with it all callers in it
                 self._end_all_of(outlet)
 
     def _add_message(self, recipient: Recipient, under_way: _UnderWay) -> None:
         """Add a message if a request has news; a request that has ended is no longer under way."""
+        token_id = under_way.new_tokens.take_one() if under_way.has_begun else None
+        if token_id is not None:
+            self._grown.append((recipient, token_id))
+            return
         updates = under_way.new_tokens.take()
         if not under_way.request.is_finished:
             if updates:
+                under_way.has_begun = True
                 num_cached = under_way.request.num_cached_tokens
                 self._messages.append(StreamMessage(recipient, updates, num_cached_tokens=num_cached))
             return

@@ -161,10 +161,15 @@ class Sample:
         """The generated tokens; not to be changed."""
         return self.sequence.generated_ids
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities of its tokens were requested."""
+        return self.sequence.params.logprobs is not None
+
     def logprobs_from(self, first: int) -> tuple[TokenLogprobs, ...] | None:
         """Return the log-probabilities of its tokens from index ``first`` on; None if they were not requested."""
         first = max(0, first - self.num_continued)
-        return tuple(self._logprobs[first:]) if self.sequence.params.logprobs is not None else None
+        return tuple(self._logprobs[first:]) if self.has_logprobs else None
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None = None) -> bool:
         """Append a sampled token; return whether it ends the answer by a stop rule, and not by its length."""

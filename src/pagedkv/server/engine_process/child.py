@@ -15,7 +15,7 @@ from typing import Any, Final, assert_never, final
 import torch
 
 from pagedkv.engine import LLM, StepRecord
-from pagedkv.engine.answer_stream import OutletClosedError, StreamMessage
+from pagedkv.engine.answer_stream import Grown, OutletClosedError, StreamMessage
 from pagedkv.errors import EngineError, PagedKVError
 from pagedkv.probe import compat
 from pagedkv.server.answer_formats import with_matchers
@@ -126,30 +126,17 @@ class Recipient:
 
     Attributes:
         has_sent: whether a message was sent: that it waits, or was refused.
-        has_begun: whether a message with the hit of its prompt was sent.
     """
 
     def __init__(self, number: int, outlet: "EngineChild") -> None:
         self.number = number
         self.outlet = outlet
         self.has_sent = False
-        self.has_begun = False
 
 
 def _recipient(message: StreamMessage) -> Recipient:
     assert isinstance(message.recipient, Recipient), "a message for another kind of recipient"
     return message.recipient
-
-
-def only_token(message: StreamMessage) -> int | None:
-    """Return the token of a message that tells one more token of a request's first answer, and nothing else."""
-    if len(message.updates) != 1 or not _recipient(message).has_begun:
-        return None
-    (update,) = message.updates
-    if message.output is not None or message.problem is not None:
-        return None
-    is_plain = not update.index and update.finish_reason is None and update.logprobs is None
-    return update.token_ids[0] if is_plain and len(update.token_ids) == 1 else None
 
 
 def _asked(command: ForgetBranches | Sleep | Wake, llm: LLM) -> object:
@@ -264,11 +251,11 @@ class EngineChild:
             with suppress(OutletClosedError):
                 self.send(())
 
-    def send(self, messages: Sequence[StreamMessage]) -> None:
-        """Send the records of steps, and messages. Raises OutletClosedError: the server's process is gone."""
+    def send(self, messages: Sequence[StreamMessage], grown: Sequence[Grown] = ()) -> None:
+        """Send the records of steps, messages, tokens. Raises OutletClosedError: the server's process is gone."""
         records, self._records = self._records, []
         try:
-            self._frames.send(self._news(records, messages))
+            self._frames.send(self._news(records, messages, grown))
         except OSError:
             raise OutletClosedError from None
 
@@ -277,26 +264,20 @@ class EngineChild:
         with suppress(OSError):
             self._frames.send(self._news((), messages))
 
-    def _news(self, records: Sequence[StepRecord], messages: Sequence[StreamMessage]) -> News:
+    def _news(
+        self, records: Sequence[StepRecord], messages: Sequence[StreamMessage], grown: Sequence[Grown] = ()
+    ) -> News:
         """Make news. A submitted request that has sent no message yet may be counted as not yet submitted."""
-        items: list[Item] = []
-        grown: list[int] = []
-        token_ids: list[int] = []
-        for each in messages:
-            token_id = only_token(each)
-            if token_id is None:
-                items.append(self._item(each))
-            else:
-                grown.append(_recipient(each).number)
-                token_ids.append(token_id)
-        return News(records, items, self.engine.running.num_waiting, self._num_submitted, grown, token_ids)
+        items = [self._item(each) for each in messages]
+        numbers = [recipient.number for recipient, _ in grown if isinstance(recipient, Recipient)]
+        token_ids = [token_id for _, token_id in grown]
+        return News(records, items, self.engine.running.num_waiting, self._num_submitted, numbers, token_ids)
 
     def _item(self, message: StreamMessage) -> Item:
         recipient = _recipient(message)
         number = recipient.number
         self._num_submitted += not recipient.has_sent
         recipient.has_sent = True
-        recipient.has_begun |= message.num_cached_tokens is not None
         problem = None if message.problem is None else as_sendable(message.problem)
         if message.output is not None or problem is not None:
             self._recipients.pop(number, None)

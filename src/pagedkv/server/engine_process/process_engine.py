@@ -13,7 +13,7 @@ from typing import Any, Final, Self, assert_never, final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.engine import AnswerStream, Intent, SamplingParams, StepRecord, TokenUpdate
+from pagedkv.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.engine.answer_stream import StreamState
 from pagedkv.errors import EngineError
 from pagedkv.server.answer_formats import AnswerFormats, Formats, RemoteFormats
@@ -249,7 +249,7 @@ class ProcessEngine:
                     self._on_step(record)
                 self._num_waiting, self._num_submitted = message.num_waiting, message.num_submitted
                 for number, token_id in zip(message.grown, message.token_ids, strict=True):
-                    self._states[number].add((TokenUpdate(0, 0, (token_id,), None),))
+                    self._states[number].grow(token_id)
                 for number, updates, output, problem, num_cached in message.items:
                     state = self._states[number]
                     state.add(unpacked(updates), output, problem, num_cached)
