@@ -45,9 +45,12 @@ from pagedkv.planner.traces.workload import LogNormal
 from pagedkv.planner.traces.writer import TraceWriter
 from pagedkv.probe import compat
 from pagedkv.simulation import ServingConfig, compile_loops
-from pagedkv.simulation.calibration import Calibration, calibrate, read_steps
+from pagedkv.simulation.calibration import Calibration, MeasuredSteps, calibrate, read_steps
 from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.meters import work_of
 from pagedkv.simulation.planning import PlanPoint, PointFigures, run_point
+from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.steps import InFlightStep
 
 BLOCK_SIZE: Final = 16
 NUM_BLOCKS: Final = 1200
@@ -65,6 +68,8 @@ class Served:
         hit_ratio: of prompt tokens.
         busy_s: seconds of all steps.
         records: the steps.
+        steps: the same as a cost model is fitted to: seconds from the end of the step before, so that what the engine
+            does between steps, such as taking requests, counts.
         arrival_s, first_token_s, end_s: float64 ``[requests]``, when each was due, began and ended.
     """
 
@@ -72,6 +77,7 @@ class Served:
     hit_ratio: float
     busy_s: float
     records: Sequence[StepRecord]
+    steps: MeasuredSteps
     arrival_s: Float64Array
     first_token_s: Float64Array
     end_s: Float64Array
@@ -127,8 +133,29 @@ def as_told(request: TokenizedRequest) -> Request:
     )
 
 
-def serve(model: compat.Model, requests: Sequence[TokenizedRequest], load: float, clock: Callable[[], float]) -> Served:
-    """Serve requests with the engine, each when it is due; time in which the engine has nothing to do is skipped."""
+class CountedWork(SpaceObserver):
+    """Counts the work of each planned step: new tokens, pairs, context and sequences."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int, int]] = []
+
+    def planned(self, step: InFlightStep) -> None:
+        """Count a step."""
+        work = work_of(step.plan, {})
+        self.rows.append((work.num_new_tokens, work.num_attended_pairs, work.num_context_tokens, work.num_sequences))
+
+
+def serve(
+    model: compat.Model,
+    requests: Sequence[TokenizedRequest],
+    load: float,
+    clock: Callable[[], float],
+    at_once: int | None = None,
+) -> Served:
+    """Serve requests with the engine, each when it is due; time in which the engine has nothing to do is skipped.
+
+    With ``at_once`` a request that is due waits outside until fewer than so many are in the engine.
+    """
     script = Script(compat.vocabulary_size(model))
     config = EngineConfig(
         block_size=BLOCK_SIZE,
@@ -141,20 +168,27 @@ def serve(model: compat.Model, requests: Sequence[TokenizedRequest], load: float
     )
     core = EngineCore(model, find_groups(model, config), config, sampler=script, clock=clock)
     coming, served, records, busy_s = deque(requests), list[EngineRequest](), list[StepRecord](), 0.0
+    counted, step_s, num_ended = CountedWork(), list[float](), 0
+    core.space.observe(counted)
     starts_s = []
     first_s = requests[0].arrival_s / load
     started_s = clock() - first_s
+    ended_s = clock()
     while coming or core.has_work:
         now_s = clock() - started_s
         if not core.has_work and coming[0].arrival_s / load > now_s:
             started_s -= coming[0].arrival_s / load - now_s
+            ended_s = clock()
             continue
-        while coming and coming[0].arrival_s / load <= now_s:
+        while coming and coming[0].arrival_s / load <= now_s and (at_once is None or len(served) - num_ended < at_once):
             served.append(submit_scripted(core, script, coming.popleft(), len(served)))
             starts_s.append(started_s)
         begun_s = clock()
         records.append(core.step())
-        busy_s += clock() - begun_s
+        before_s, ended_s = ended_s, clock()
+        busy_s += ended_s - begun_s
+        step_s.append(ended_s - before_s)
+        num_ended += records[-1].num_finished + records[-1].num_rejected
     span_s = clock() - started_s - first_s
     num_hits = sum(each.num_cached_tokens or 0 for each in served)
     num_prompt_tokens = sum(each.input_length for each in requests)
@@ -163,10 +197,18 @@ def serve(model: compat.Model, requests: Sequence[TokenizedRequest], load: float
         num_hits / num_prompt_tokens,
         busy_s,
         records,
+        _measured_steps(step_s, counted.rows),
         np.array([each.arrival_s / load for each in requests]),
         np.array([each.first_token for each in served], np.float64) - starts_s,
         np.array([each.finished for each in served], np.float64) - starts_s,
     )
+
+
+def _measured_steps(seconds: Sequence[float], rows: Sequence[tuple[int, int, int, int]]) -> MeasuredSteps:
+    assert len(seconds) == len(rows), "each step has one plan"
+    counts = np.array(rows, np.int64)
+    computes = counts[:, 0] > 0
+    return MeasuredSteps(np.array(seconds)[computes], *counts[computes].T, source="steps of an engine in this process")
 
 
 def calibrated(

@@ -45,7 +45,7 @@ from pagedkv.planner.traces.lines import files_of
 from pagedkv.simulation import ServingConfig, compile_loops
 from pagedkv.simulation.planning import LoadSearch, PlanPoint, PointFigures, run_point
 from pagedkv.simulation.planning.figures import Division
-from pagedkv.simulation.planning.interval import FAST, SLOW
+from pagedkv.simulation.planning.interval import points_again, search_again
 from pagedkv.simulation.planning.searching import limit_of
 from pagedkv.warming import ROUTING, make_ready
 
@@ -135,12 +135,17 @@ class LoadRuns:
     Args:
         planned: points with loads as typed; or one for each setting, if loads are searched.
         store: figures of points that were run before; it also stores new ones.
-        search: as which the search of each setting begins; None: loads are typed.
+        search: begins the search of a setting, by its point; None: loads are typed.
         runs_again: whether points that were run before are run again.
     """
 
     def __init__(
-        self, planned: Sequence[PlannedPoint], store: PointStore, *, search: LoadSearch | None, runs_again: bool
+        self,
+        planned: Sequence[PlannedPoint],
+        store: PointStore,
+        *,
+        search: Callable[[PlannedPoint], LoadSearch] | None,
+        runs_again: bool,
     ) -> None:
         self._search = search
         self._store = store
@@ -154,7 +159,7 @@ class LoadRuns:
         """Return the first points to run."""
         points = []
         for each in self._planned:
-            search = None if self._search is None else replace(self._search)
+            search = None if self._search is None else self._search(each)
             setting = self._settings.setdefault(tuple(each.choices.values()), _Setting(each, search))
             points += self._unknown(setting, each) if search is None else self._next(setting)
         return points
@@ -201,28 +206,21 @@ class LoadRuns:
             setting.search.record(figures.steadiness.verdict)
 
 
-INTERVAL_STRIDE: Final = 2
-
-
 def again(
     planned: PlannedPoint, error: float | None, num_resamples: int, store: PointStore, *, runs_again: bool
-) -> LoadRuns | None:
-    """Return further searches for the load that a setting holds, named by their only choice; None if there are none.
+) -> LoadRuns:
+    """Return further searches for the load that a setting holds, named by their only choice.
 
     Args:
         planned: the setting at the highest load that it holds, where the searches begin.
-        error: relative error of its seconds: with a known one, ``SLOW`` and ``FAST`` are searches by it.
-        num_resamples: searches by resampled arrivals.
+        error, num_resamples: as of :func:`points_again`.
         store, runs_again: as of :class:`LoadRuns`.
     """
-    point = planned.point
-    points = {str(seed): replace(point, resample=seed) for seed in range(num_resamples)}
-    if error is not None:
-        points[SLOW] = replace(point, costs=point.costs.scaled(1 + error))
-        points[FAST] = replace(point, costs=point.costs.scaled(1 - error))
+    points = points_again(planned.point, error, num_resamples)
     searched = [replace(planned, choices={"again": name}, point=each) for name, each in points.items()]
-    search = LoadSearch(planned.load, INTERVAL_STRIDE)
-    return LoadRuns(searched, store, search=search, runs_again=runs_again) if searched else None
+    return LoadRuns(
+        searched, store, search=lambda each: search_again(each.choices["again"], each.load), runs_again=runs_again
+    )
 
 
 ONE_POOL: Final = "one pool"

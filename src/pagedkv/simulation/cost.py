@@ -195,6 +195,7 @@ CALIBRATION_KEY: Final = "calibration"
 """Key of the description of the fit in a cost model's file."""
 BEYOND: Final = 1e15
 NUMBERS: Final = ("num_steps", "median", "p90")
+OF_SUMS: Final = "of_sums"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +206,19 @@ class CostOrigin:
         kind: "data sheet", "calibrated" or "stated".
         num_steps: steps to which a calibrated model was fitted; else None.
         median, p90: relative errors of a calibrated model on steps left out of the fit, without sign; else None.
+        of_sums: the same of the seconds of many steps together; None: not stated.
     """
 
     kind: str
     num_steps: int | None = None
     median: float | None = None
     p90: float | None = None
+    of_sums: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """The relative error of a load: that of sums, since a load is decided by many steps, else the median."""
+        return self.median if self.of_sums is None else self.of_sums
 
     @property
     def in_short(self) -> str:
@@ -223,9 +231,10 @@ class CostOrigin:
     def sentence(self) -> str:
         """Explain the consequence for figures in seconds."""
         if self.kind == CALIBRATED:
+            sums = "" if self.of_sums is None else f", and of {self.of_sums:.1%} on the sum of many"
             return (
                 f"calibrated on {self.num_steps:,} measured steps, with an error of {self.median:.1%} in the median "
-                f"and {self.p90:.1%} at p90 on steps left out of the fit"
+                f"and {self.p90:.1%} at p90 on steps left out of the fit{sums}"
             )
         if self.kind == DATA_SHEET:
             return "computed from the GPU's data sheet and not measured: pagedkv calibrate fits them to measured steps"
@@ -242,13 +251,15 @@ def origin_in_file(where: str, values: Mapping[str, object]) -> CostOrigin:
     if calibration is None:
         return CostOrigin(STATED)
     numbers = [calibration.get(name) if isinstance(calibration, Mapping) else None for name in NUMBERS]
+    of_sums = calibration.get(OF_SUMS, 0) if isinstance(calibration, Mapping) else 0
+    numbers.append(of_sums)
     if not all(isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < BEYOND for each in numbers):
         raise ConfigurationError(
             f"{where}: {CALIBRATION_KEY!r} must have the numbers {', '.join(NUMBERS)}. Write the file again with "
             "pagedkv calibrate, or leave the key out"
         )
-    num_steps, median, p90 = (float(each) for each in numbers if isinstance(each, int | float))
-    return CostOrigin(CALIBRATED, int(num_steps), median, p90)
+    num_steps, median, p90, error = (float(each) for each in numbers if isinstance(each, int | float))
+    return CostOrigin(CALIBRATED, int(num_steps), median, p90, error if OF_SUMS in calibration else None)
 
 
 TERA: Final = 10**12

@@ -113,3 +113,24 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         calibrate(MeasuredSteps(np.where(np.arange(400) == 9, -1.0, steps.seconds), steps.num_new_tokens))
     with pytest.raises(ConfigurationError, match="num_new_tokens has 3 steps, seconds 400"):
         MeasuredSteps(steps.seconds, np.full(3, 7))
+
+
+def test_predicted_steps_take_as_long_together_as_was_measured() -> None:
+    """Steps vary more to the longer side, so their median is less than their mean, by which loads are decided."""
+    steps = drawn_steps(KNOWN, 2000)
+    longer = np.random.default_rng(5).exponential(0.3, 2000)
+    slow = replace(steps, seconds=steps.seconds * (1 + longer))
+    calibration = calibrate(slow)
+    together = predicted_s(calibration.model, slow).sum() / slow.seconds.sum()
+    assert together == pytest.approx(1.0, abs=0.02)
+    assert calibration.overall.bias > 0.04, "most steps take less than the mean"
+
+
+def test_the_error_of_sums_is_small_for_noise_and_large_where_speed_drifts() -> None:
+    noisy = drawn_steps(KNOWN, 2000, noise=0.2)
+    noise = calibrate(noisy)
+    assert noise.of_sums < noise.overall.median / 3
+    faster = np.where(np.arange(2000) < 1000, 1.0, 0.7)
+    drifting = calibrate(replace(noisy, seconds=noisy.seconds * faster))
+    assert 0.1 < drifting.of_sums < 0.3
+    assert drifting.as_dict()["errors"]["of_sums"] == drifting.of_sums  # type: ignore[index] # a dict

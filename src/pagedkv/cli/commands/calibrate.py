@@ -34,7 +34,7 @@ from pagedkv.simulation.calibration import (
     steps_of_bench,
     validate as validated,
 )
-from pagedkv.simulation.cost import CALIBRATION_KEY, CostModel, read_cost_model
+from pagedkv.simulation.cost import CALIBRATION_KEY, OF_SUMS, CostModel, read_cost_model
 from pagedkv.tiers import parse_tier
 
 GB = 1e9
@@ -103,7 +103,7 @@ def calibrate(  # noqa: PLR0913 - its parameters are the options
     measured = read_steps(steps, block_size) if steps is not None else _served_steps(str(url), seconds, api_key)
     calibration = fitted(measured, start)
     calibration = replace(calibration, notes=tuple(map(as_typed, calibration.notes)))
-    fit = {"read_as": measured.source, **calibration.overall.as_dict()}
+    fit = {"read_as": measured.source, **calibration.overall.as_dict(), OF_SUMS: calibration.of_sums}
     write_json(output, {**calibration.model.as_dict(), CALIBRATION_KEY: fit})
     if json_file is not None:
         head = {"steps": steps or url, "command": command_line(), "read_as": measured.source, "base": base}
@@ -154,7 +154,12 @@ def _measure(tier: str, json_file: Path | None) -> None:
 
 def _print(name: str, steps: MeasuredSteps, calibration: Calibration, output: Path) -> None:
     print_warnings(calibration.notes)
-    facts = [("read as", steps.source), ("steps", f"{len(steps):,}"), ("written to", f"{output}, for --cost-model")]
+    facts = [
+        ("read as", steps.source),
+        ("steps", f"{len(steps):,}"),
+        ("error of many steps together", f"{calibration.of_sums:.1%}, of a tenth of them in a row"),
+        ("written to", f"{output}, for --cost-model"),
+    ]
     print_table(f"Cost model fitted to {name}", facts)
     values = calibration.model.as_dict()
     rows = [

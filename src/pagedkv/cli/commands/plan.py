@@ -82,7 +82,7 @@ class PlanRuns:
     fresh: Annotated[bool, flag("Run finished points again, too.")] = False
     resamples: Annotated[
         int, option("N", "Resampled arrivals for the headline's interval, some three points each; 0: no interval.")
-    ] = 6
+    ] = 10
     every_load: Annotated[bool, flag("Print a row for each load that was run, not one for each setting.")] = False
 
     def require_valid(self) -> None:
@@ -155,7 +155,7 @@ def plan(
         facts = _planned(traces, axes)
         renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
-    search = LoadSearch() if axes.is_searched else None
+    search = (lambda _: LoadSearch()) if axes.is_searched else None
     loads = LoadRuns(facts.planned, store, search=search, runs_again=runs.fresh)
     _run(runner, loads)
     found = loads.results()
@@ -274,14 +274,12 @@ def _interval(  # noqa: PLR0913, PLR0917 - a plan's parts so far
         return None
     planned = next(planned for planned, _ in own if planned.load == limit.held)
     num_resamples = runs.resamples if facts.nbytes <= MOST_HELD_NBYTES else 0
-    searches = again(planned, axes.origin.median, num_resamples, store, runs_again=runs.fresh)
-    if searches is None:
-        return None
+    searches = again(planned, axes.origin.error, num_resamples, store, runs_again=runs.fresh)
     _run(runner, searches)
     by_name: dict[str, list[tuple[float, PointFigures]]] = {}
     for each, figures in searches.results():
         by_name.setdefault(each.choices["again"], []).append((each.load, figures))
-    return interval_of([(each.load, figures) for each, figures in own], by_name, axes.origin.median)
+    return interval_of([(each.load, figures) for each, figures in own], by_name, axes.origin.error)
 
 
 def _results(found: Sequence[tuple[PlannedPoint, PointFigures]]) -> list[PointResult]:

@@ -1,6 +1,7 @@
 """LoadInterval: the sustained traffic of a setting with its uncertainty, and what that is made of.
 
-Three things are uncertain. The search ends between a load that holds and one that does not. The seconds have the error
+Three things are uncertain. The search ends between a load that holds and one that does not, so it is continued to 2 %.
+The seconds have the error
 of their fit: the search is run again with all of them longer by it, and shorter. And other requests will come: the
 search is run on resampled arrivals, whose traffic has a spread. The last two are independent, so their logarithms are
 added as squares, on either side; the search's own is added to the upper side, since its lower end holds.
@@ -11,22 +12,49 @@ or by requests of other sizes than those of the fit, is in none of these.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import stdev
 from typing import Final, TypeAlias
 
 from pagedkv.planner.results import Result
 from pagedkv.simulation.planning.figures import PointFigures
-from pagedkv.simulation.planning.searching import LoadLimit, limit_of
+from pagedkv.simulation.planning.point import PlanPoint
+from pagedkv.simulation.planning.searching import LoadLimit, LoadSearch, limit_of
 
 Runs: TypeAlias = Sequence[tuple[float, PointFigures]]
 """The runs of a search: each load, and its figures."""
+OWN: Final = "own"
 SLOW: Final = "slow"
 FAST: Final = "fast"
 STUDENT_90: Final = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """Student's t, two-sided, 90 %, with 1, 2, ... degrees of freedom."""
 NORMAL_90: Final = 1.645
 FEWEST_RESAMPLES: Final = 3
+STRIDE: Final = 2.0
+FINEST: Final = 1 / 4
+"""Where searches end that are no resamples, in eighths of a doubling: 2 %."""
+
+
+def points_again(point: PlanPoint, error: float | None, num_resamples: int) -> dict[str, PlanPoint]:
+    """Return the settings to be searched again, by name.
+
+    Args:
+        point: the setting.
+        error: relative error of its seconds; None: it is unknown, and not searched with.
+        num_resamples: how many resamples of the arrivals.
+    """
+    points = {OWN: point} | {str(seed): replace(point, resample=seed) for seed in range(num_resamples)}
+    if error is not None:
+        points[SLOW] = replace(point, costs=point.costs.scaled(1 + error))
+        points[FAST] = replace(point, costs=point.costs.scaled(1 - error))
+    return points
+
+
+def search_again(name: str, load: float) -> LoadSearch:
+    """Begin the search of such a setting at the load that held: resamples, of which the spread counts, coarsely."""
+    if name == OWN:
+        return LoadSearch(load, 1.0, FINEST)
+    return LoadSearch(load, STRIDE, FINEST if name in {SLOW, FAST} else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +119,11 @@ def interval_of(runs: Runs, again: Mapping[str, Runs], error: float | None) -> L
 
     Args:
         runs: the setting's own search, in which a load held and a higher one did not.
-        again: further searches: ``SLOW`` and ``FAST``, if the error is known, and others by resampled arrivals.
+        again: further searches: ``OWN`` continues that of the setting, ``SLOW`` and ``FAST`` are those by the error, if
+            it is known, and others by resampled arrivals.
         error: relative error of the seconds.
     """
-    limit, likeliest = _traffic(runs)
+    limit, likeliest = _traffic([*runs, *again.get(OWN, ())])
     assert limit.held is not None, "a search without an answer"
     assert limit.ended is not None, "as above"
     search = limit.ended / limit.held
@@ -105,7 +134,7 @@ def interval_of(runs: Runs, again: Mapping[str, Runs], error: float | None) -> L
         fast_limit, held = _traffic(again[FAST])
         open_above = 1.0 if fast_limit.held is None or fast_limit.ended is None else fast_limit.ended / fast_limit.held
         fast = max(1.0, held * open_above / high)
-    traffic = [_traffic(each)[1] for name, each in again.items() if name not in {SLOW, FAST}]
+    traffic = [_traffic(each)[1] for name, each in again.items() if name not in {OWN, SLOW, FAST}]
     logarithms = [math.log(each) for each in traffic if each]
     spread = _half_width(logarithms)
     return LoadInterval(
@@ -124,7 +153,7 @@ def interval_of(runs: Runs, again: Mapping[str, Runs], error: float | None) -> L
 def _traffic(runs: Runs) -> tuple[LoadLimit, float]:
     """Return the limit of a search, and the good answers a second at the highest load that held; 0 if none did."""
     limit = limit_of((load, figures.steadiness.verdict) for load, figures in runs)
-    return limit, sum(figures.steadiness.good_per_s for load, figures in runs if load == limit.held)
+    return limit, next((figures.steadiness.good_per_s for load, figures in runs if load == limit.held), 0.0)
 
 
 def _half_width(logarithms: Sequence[float]) -> float:

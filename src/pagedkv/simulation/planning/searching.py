@@ -22,8 +22,8 @@ HIGHEST_LOAD: Final = 1000.0
 """Higher loads are refused: at this one a trace of hours arrives within seconds."""
 
 
-def grid_load(step: int) -> float:
-    """Return a load of the grid.
+def grid_load(step: float) -> float:
+    """Return a load of the grid, or between two of it.
 
     >>> [grid_load(step) for step in (-8, 0, 1, 8)]
     [0.5, 1.0, 1.09, 2.0]
@@ -66,6 +66,7 @@ class LoadSearch:
     Args:
         start: the first load.
         stride: how far the second load is from it, in eighths of a doubling.
+        finest: where the search ends, likewise; the stride is a multiple of it.
 
     >>> search = LoadSearch()
     >>> loads = []
@@ -77,10 +78,11 @@ class LoadSearch:
     """
 
     start: float = 1.0
-    stride: int = STEPS_A_DOUBLING
-    _held: int | None = None
-    _ended: int | None = None
-    _last: int | None = field(default=None)
+    stride: float = STEPS_A_DOUBLING
+    finest: float = 1.0
+    _held: float | None = None
+    _ended: float | None = None
+    _last: float | None = field(default=None)
 
     def next_load(self) -> float | None:
         """Return the load to run next; None when the search is over."""
@@ -88,15 +90,16 @@ class LoadSearch:
         self._last = step
         return None if step is None else grid_load(step)
 
-    def _next_step(self) -> int | None:
+    def _next_step(self) -> float | None:
         if self._held is None and self._ended is None:
-            return round(STEPS_A_DOUBLING * math.log2(self.start))
+            return self.finest * round(STEPS_A_DOUBLING * math.log2(self.start) / self.finest)
         if self._held is None:
             assert self._ended is not None, "one of the two is known"
             return self._ended - self.stride if self._ended > LOWEST else None
         if self._ended is None:
             return self._held + self.stride if self._held < HIGHEST else None
-        return (self._held + self._ended) // 2 if self._ended - self._held > 1 else None
+        num_steps = (self._ended - self._held) / self.finest
+        return self._held + self.finest * (num_steps // 2) if num_steps > 1 else None
 
     def record(self, verdict: str) -> None:
         """Record the verdict of the last load.
