@@ -108,7 +108,8 @@ def test_what_makes_no_difference_stays_as_it_was_typed_first() -> None:
     decision = decide(points, Bounds())
     assert decision.chosen == {"policy": "lru"}
     assert decision.headline.startswith(
-        "Stay with lru: 1 answers a second at the recorded traffic, which it does not hold;"
+        "Stay with lru: 1 answers a second at the recorded traffic, which it does not hold (the queue grows, "
+        "first tokens are late);"
     )
     assert decision.headline.endswith("; no other setting that was tried serves significantly more")
 
@@ -204,8 +205,8 @@ def test_a_first_setting_that_serves_next_to_nobody_is_no_measure() -> None:
     points = [result(figures((0,) * 8), gpu="h100"), result(figures((5,) * 8), gpu="2xh100")]
     decision = decide(points, BOUNDS)
     assert decision.headline == (
-        "Take 2xh100: 0.5 answers a second within the bounds at the recorded traffic, which it does not hold, where "
-        "h100 serves almost none"
+        "Take 2xh100: 0.5 answers a second within the bounds at the recorded traffic, which it does not hold "
+        "(the queue grows, first tokens are late), where h100 serves almost none"
     )
     assert decision.reasons[1] == (
         "2xh100 instead of h100: one of them serves almost nothing within the bounds, so their ratio is meaningless"

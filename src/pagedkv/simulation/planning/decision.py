@@ -36,6 +36,13 @@ from pagedkv.simulation.planning.interval import LoadInterval
 from pagedkv.simulation.planning.point import PlanPoint
 from pagedkv.simulation.planning.searching import LoadLimit, limit_of
 
+IN_SHORT: Final[Mapping[str, str]] = {
+    "queue": "the queue grows",
+    "ttft": "first tokens are late",
+    "tpot": "further tokens are slow",
+    "rejected": "requests are too large for the pools",
+}
+"""Causes for which a load does not hold."""
 LEAST_WAITING: Final = 0.05
 """Share of the seconds of steps; shorter waits are not named."""
 WHOLE_SECONDS_FROM: Final = 100
@@ -413,6 +420,7 @@ def decide(
     chosen = {axis: _chosen(axis, value, effects, best.values()) for axis, value in first.choices.items()}
     taken = best[tuple(chosen.values())]
     what = SPEED if taken.figures.steadiness.verdict == TOO_SHORT else TRAFFIC
+    answers = "answers a second within the bounds" if bounds.are_given else "answers a second"
     reasons = [
         *(() if interval is None else interval.reasons),
         *_limits(taken, best, limits, results),
@@ -420,7 +428,7 @@ def decide(
         *_per_gpu(best, limits),
         *(_good_shares(results) if bounds.are_given else ()),
     ]
-    headline = _headline(taken, first, bounds, limits[tuple(chosen.values())], interval)
+    headline = _headline(taken, first, answers, limits[tuple(chosen.values())], interval)
     return Decision(headline, tuple(reasons), dict(taken.choices), taken, tuple(effects))
 
 
@@ -446,9 +454,8 @@ def _mean_traffic(axis: str, value: str, settings: Collection[PointResult]) -> f
 
 
 def _headline(
-    taken: PointResult, first: PointResult, bounds: Bounds, limit: LoadLimit, interval: LoadInterval | None
+    taken: PointResult, first: PointResult, answers: str, limit: LoadLimit, interval: LoadInterval | None
 ) -> str:
-    answers = "answers a second within the bounds" if bounds.are_given else "answers a second"
     figures, verdict = taken.figures, taken.figures.steadiness.verdict
     stays = dict(taken.choices) == dict(first.choices)
     verb = "Stay with" if stays else "Take"
@@ -462,20 +469,23 @@ def _headline(
         )
     traffic, first_traffic = _rate(taken), _rate(first)
     if not traffic:
-        why = "; ".join(_broken(figures.steadiness, bounds)) or "no request is answered"
-        return f"None of the settings gives {answers} ({why}): the bounds, the load or the memory must change"
+        return f"None of the settings gives {answers} ({_why(figures)}): the bounds, the load or the memory must change"
     at_load = "the recorded traffic" if taken.load == 1 else f"{taken.load:g} times the recorded traffic"
     if verdict == HOLDS:
         sustained = f"sustains {traffic:.3g} {answers}" if interval is None else interval.text(answers)
         text = f"{_named(taken)}: {sustained}, {at_load}{_ended(limit)}"
     else:
-        why = "; ".join(_broken(figures.steadiness, bounds))
-        text = f"{_named(taken)}: {traffic:.3g} {answers} at {at_load}, which it does not hold ({why})"
+        text = f"{_named(taken)}: {traffic:.3g} {answers} at {at_load}, which it does not hold ({_why(figures)})"
     if stays:
         return f"{verb} {text}; no other setting that was tried serves significantly more"
     if not serves(first.figures):
         return f"{verb} {text}, where {_named(first)} serves almost none"
     return f"{verb} {text}, {_times(traffic / first_traffic)} what {_named(first)} serves"
+
+
+def _why(figures: PointFigures) -> str:
+    """Say in short why a load does not hold."""
+    return ", ".join(IN_SHORT[bind] for bind in figures.steadiness.binds) or "no answer counts"
 
 
 def _rate(result: PointResult) -> float:
