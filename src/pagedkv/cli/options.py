@@ -39,6 +39,11 @@ DEFAULT_NUM_TOKENS: Final = 2**22
 """4.2 million tokens, about what eight H200 have room for with the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
 MOST_JOBS: Final = 1024
+LOG: Final = (
+    "Log or trace, plain or gzip: of an engine, a gateway, Bedrock; a file or a folder of Claude Code's or Codex's "
+    "sessions, or of Weka's traces."
+)
+LOGS: Final = f"{LOG} Several are one, a tenant each."
 MEMORY: Final = "Memory"
 SCHEDULING: Final = "Scheduling"
 TRACE: Final = "Trace"

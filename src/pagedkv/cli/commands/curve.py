@@ -230,9 +230,7 @@ class CurveTierOptions:
 
 @command
 def curve(  # noqa: PLR0913 - a trace, and groups of options
-    traces: Annotated[
-        list[str], typer.Argument(help="Trace with block ids, tokens or texts; several are one, a tenant each.")
-    ],
+    traces: Annotated[list[str], typer.Argument(help=opt.LOGS)],
     *,
     measured: CurveOptions,
     sizes: CacheSizes,

@@ -106,7 +106,7 @@ class PlanRuns:
 
 @command
 def plan(
-    traces: Annotated[list[str], typer.Argument(help="Trace file; several are one, a tenant each.")],
+    traces: Annotated[list[str], typer.Argument(help=opt.LOGS)],
     *,
     axes: PlanAxes,
     runs: PlanRuns,
@@ -124,6 +124,8 @@ def plan(
     For example:
 
     pagedkv plan mooncake_conversation.jsonl.gz --model qwen3-32b --gpu 8xh100 --ttft 5 --tpot 0.1
+
+    pagedkv plan ~/.claude/projects/mine --model qwen3-32b --gpu 2xh100
 
     pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100,2xh100 --eviction lru,adaptive,hazard --load 1,2,4
 

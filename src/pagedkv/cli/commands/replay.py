@@ -39,7 +39,7 @@ ENGINE_NUM_TOKENS: Final = 2**16
 
 @command
 def replay(  # noqa: PLR0913 - typer needs a parameter for each option
-    trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
+    trace: Annotated[str, typer.Argument(help=opt.LOG)],
     *,
     serving: ServingOptions,
     page: InspectOptions,

@@ -23,12 +23,13 @@ HIGHEST_LOAD: Final = 1000.0
 
 
 def grid_load(step: float) -> float:
-    """Return a load of the grid, or between two of it.
+    """Return a load of the grid, or between two of it, with a digit more.
 
-    >>> [grid_load(step) for step in (-8, 0, 1, 8)]
-    [0.5, 1.0, 1.09, 2.0]
+    >>> [grid_load(step) for step in (-8, 0, 0.5, 1, 8)]
+    [0.5, 1.0, 1.044, 1.09, 2.0]
     """
-    return float(f"{2 ** (step / STEPS_A_DOUBLING):.3g}")
+    num_digits = 3 if step == round(step) else 4
+    return float(f"{2 ** (step / STEPS_A_DOUBLING):.{num_digits}g}")
 
 
 @dataclass(frozen=True, slots=True)
