@@ -250,16 +250,15 @@ def origin_in_file(where: str, values: Mapping[str, object]) -> CostOrigin:
     calibration = values.get(CALIBRATION_KEY)
     if calibration is None:
         return CostOrigin(STATED)
-    numbers = [calibration.get(name) if isinstance(calibration, Mapping) else None for name in NUMBERS]
-    of_sums = calibration.get(OF_SUMS, 0) if isinstance(calibration, Mapping) else 0
-    numbers.append(of_sums)
+    stated: Mapping[str, object] = calibration if isinstance(calibration, Mapping) else {}
+    numbers = [*(stated.get(name) for name in NUMBERS), stated.get(OF_SUMS, 0)]
     if not all(isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < BEYOND for each in numbers):
         raise ConfigurationError(
             f"{where}: {CALIBRATION_KEY!r} must have the numbers {', '.join(NUMBERS)}. Write the file again with "
             "pagedkv calibrate, or leave the key out"
         )
-    num_steps, median, p90, error = (float(each) for each in numbers if isinstance(each, int | float))
-    return CostOrigin(CALIBRATED, int(num_steps), median, p90, error if OF_SUMS in calibration else None)
+    num_steps, median, p90, of_sums = (float(each) for each in numbers if isinstance(each, int | float))
+    return CostOrigin(CALIBRATED, int(num_steps), median, p90, of_sums if OF_SUMS in stated else None)
 
 
 TERA: Final = 10**12
