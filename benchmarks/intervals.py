@@ -149,7 +149,7 @@ def random_requests(chance: random.Random, number: int) -> list[TokenizedRequest
 
     def length(place: int) -> int:
         shortest, longest = SHORTEST[place], LONGEST_CALIBRATED[place]
-        return round(shortest * (longest / shortest) ** chance.random())
+        return round(float(shortest * (longest / shortest) ** chance.random()))
 
     return [
         TokenizedRequest(
@@ -167,7 +167,9 @@ def calibrated(model: compat.Model, clock: Callable[[], float]) -> Calibration:
         for at_once in AT_ONCE * NUM_ROUNDS
     ]
     names = ("seconds", "num_new_tokens", "num_attended_pairs", "num_context_tokens", "num_sequences")
-    return calibrate(MeasuredSteps(*(np.concatenate([getattr(each, name) for each in steps]) for name in names)))
+    seconds, *counts = (np.concatenate([getattr(each, name) for each in steps]) for name in names)
+    new, pairs, context, sequences = counts
+    return calibrate(MeasuredSteps(seconds, new, pairs, context, sequences))
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,10 @@ def _measured_steps(seconds: Sequence[float], rows: Sequence[tuple[int, int, int
     assert len(seconds) == len(rows), "each step has one plan"
     counts = np.array(rows, np.int64)
     computes = counts[:, 0] > 0
-    return MeasuredSteps(np.array(seconds)[computes], *counts[computes].T, source="steps of an engine in this process")
+    new, pairs, context, sequences = counts[computes].T
+    return MeasuredSteps(
+        np.array(seconds)[computes], new, pairs, context, sequences, source="steps of an engine in this process"
+    )
 
 
 def calibrated(

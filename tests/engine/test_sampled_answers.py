@@ -192,7 +192,7 @@ def test_those_of_a_prompt_are_right_over_chunks_preemption_and_declined_hits(na
 def test_the_default_type_of_torch_changes_no_answer(model: PreTrainedModel) -> None:
     params = [GREEDY, replace(GREEDY, temperature=0.8, top_k=20, seed=4), replace(GREEDY, num_beams=2)]
 
-    def answers() -> list[list[list[int]]]:
+    def answers() -> list[list[Sequence[int]]]:
         llm = LLM(model, ROOMY)
         return [[each.token_ids for each in llm.generate([PROMPTS[0]], one)[0].completions] for one in params]
 
@@ -243,7 +243,8 @@ def test_log_probabilities_of_named_tokens_are_told_in_their_order(model: PreTra
     expected = dense_logprobs(model, (*outputs[0].prompt_token_ids, *outputs[0].token_ids))
     for number, each in enumerate(outputs[0].completions[0].logprobs or ()):
         row = expected[len(outputs[0].prompt_token_ids) + number - 1]
-        assert each.top == tuple((token, pytest.approx(float(row[token]), abs=1e-4)) for token in named)
+        assert [token for token, _ in each.top] == named
+        assert [value for _, value in each.top] == pytest.approx([float(row[token]) for token in named], abs=1e-4)
     assert all(len(each.top) == 2 for each in outputs[1].completions[0].logprobs or ())
     with pytest.raises(RequestError, match="logprob_token_ids names tokens 3 to"):
         LLM(model, ROOMY).generate(PROMPTS[:1], replace(GREEDY, logprobs=0, logprob_token_ids=[3, 10**6]))

@@ -285,7 +285,7 @@ def prompts_of(
     if isinstance(given, str):
         several: Sequence[str | Sequence[int]] = [given]
     elif isinstance(given[0], int):
-        several = [cast("list[int]", given)]
+        several = [given]
     else:
         several = cast("list[str | list[int]]", given)
     if len(several) > most:
