@@ -57,6 +57,7 @@ ENGINE: Final[dict[str, object]] = {
     "checkpoint_interval": 8,
     "kv_nbytes": 2**20,
     "kv_share": None,
+    "kv_at_first": None,
     "kv_dtype": "auto",
     "kv_scales": None,
     "mean_tokens": 100,

@@ -50,7 +50,7 @@ def test_each_line_has_its_answer_in_order(tmp_path: Path) -> None:
         ("", "has no request"),
         ("{", "1: is no JSON"),
         (line("a", "/v1/completions") + "[1]", "2: is no request of a batch"),
-        (line("a", "/v1/embeddings"), "1: is no request of a batch"),
+        (line("a", "/v1/images/generations"), "1: is no request of a batch"),
         (line("a", "/v1/completions", stream=True), "1: asks for a stream"),
         (line("a", "/v1/completions").replace("POST", "GET"), "1: is no request of a batch"),
     ],

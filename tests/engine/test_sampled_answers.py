@@ -226,7 +226,8 @@ def test_hidden_states_are_pooled_over_chunks_preemption_and_hits(name: str, poo
     llm = LLM(model, CONFIG)
     serve(llm, PROMPTS[:2], GREEDY)  # what could be hit
     requests = serve_each(llm, [replace(GREEDY, pooling=pooling)] * 6)
-    assert any(request.num_cached_tokens for request in requests) == (pooling == "last" and name not in STATES)
+    has_hits = any(request.num_cached_tokens for request in requests)
+    assert has_hits if pooling == "last" and name not in STATES else pooling == "last" or not has_hits
     for prompt, request in zip(PROMPTS, requests, strict=True):
         found = request.output().pooled
         assert found is not None

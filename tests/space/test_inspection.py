@@ -85,7 +85,8 @@ def test_maps_agree_with_the_counts(actions: list[tuple[str, int, int]]) -> None
         seen, counts = inspection.map("device"), inspection.counts("device")
         numbers = np.bincount(seen.states, minlength=len(BlockState)).tolist()
         assert numbers == [
-            *(1, counts.num_free, counts.num_cached, counts.num_leased, counts.num_live, counts.num_deferred)
+            *(1, counts.num_free, counts.num_cached, counts.num_leased, counts.num_live, counts.num_deferred),
+            0,  # absent
         ]
         assert counts.num_live == space.num_live_blocks()
         by_tenant = inspection.shares("device")

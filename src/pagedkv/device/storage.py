@@ -100,9 +100,11 @@ class KVStorage:
     ) -> None:
         require_instance(config, SpaceConfig, "config")
         require_instance(host_memory, Mapping, "host_memory")
-        unknown = sorted(set(host_memory) - set(config.pool_names), key=repr)
-        if unknown:
-            raise ConfigurationError(f"host_memory names pools {unknown}, but the pools are {list(config.pool_names)}")
+        require_instance(absent, Mapping, "absent")
+        for what, by_pool in (("host_memory", host_memory), ("absent", absent)):
+            unknown = sorted(set(by_pool) - set(config.pool_names), key=repr)
+            if unknown:
+                raise ConfigurationError(f"{what} names pools {unknown}, but the pools are {list(config.pool_names)}")
         self.config = config
         self.device = as_device(device)
         block_nbytes = block_nbytes_of(config.groups, shapes)
