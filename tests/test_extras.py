@@ -42,7 +42,8 @@ for typed in sys.argv[1:]:
     ended = CliRunner().invoke(app, typed.split())
     if ended.exception is not None and not isinstance(ended.exception, SystemExit):
         raise ended.exception
-    print(ended.exit_code, ended.stderr.strip() or "fine")
+    told = [line for line in ended.stderr.splitlines() if not line.endswith(" ...")]  # but for stages of a start
+    print(ended.exit_code, "\n".join(told) or "fine")
 """
 
 IMPORTS: Final = """

@@ -313,7 +313,7 @@ class KVStorage:
     def _resizable(self, pool: str) -> PoolMemory:
         known = self.pools.get(pool)
         if known is None or not known.run:
-            raise ConfigurationError(f"{pool!r} is no pool that changes its size: pass its `absent` blocks")
+            raise ConfigurationError(f"{pool!r} is no pool that changes its size: give the storage its absent blocks")
         known.require_awake()
         return known
 

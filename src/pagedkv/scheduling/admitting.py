@@ -43,7 +43,7 @@ from typing import Final, Literal
 from pagedkv.contract.answers import PrefixGone, Shortage
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import AllocStatus, RecurrentState, keeps_whole_prefix
+from pagedkv.contract.spec import AllocStatus, keeps_whole_prefix
 from pagedkv.scheduling.growing import schedule_chunk
 from pagedkv.scheduling.keeping import replaced_content, supersede
 from pagedkv.scheduling.request import Admission, BatchDraft, Request
@@ -103,8 +103,8 @@ def most_blocks(config: SpaceConfig, request: Request) -> dict[str, int]:
     """Count, by pool, the blocks that a request may come to have, as if no group ever gave one back. O(groups)."""
     most = dict.fromkeys(config.pool_names, 0)
     for group in config.groups:
-        size = group.checkpoint_interval if isinstance(group, RecurrentState) else group.block_size
-        most[group.pool] += request.num_sequences * -(-min(request.most_tokens, config.max_tokens) // size)
+        num_tokens = min(request.most_tokens, config.max_tokens)
+        most[group.pool] += request.num_sequences * -(-num_tokens // group.block_size)
     return {pool: min(count, config.blocks_by_pool()[pool] - 1) for pool, count in most.items()}
 
 

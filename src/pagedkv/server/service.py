@@ -197,7 +197,9 @@ class Service:
         for name in body.unknown_fields:
             if name not in self._told_fields and len(self._told_fields) < MOST_TOLD_FIELDS:
                 self._told_fields.add(name)
-                LOG.warning("requests have a field %s, which nobody knows: it is ignored (--strict-fields)", name)
+                LOG.warning(
+                    "requests have a field %s, which nobody knows: it is ignored; a strict server refuses it", name
+                )
 
     def require_model(self, name: object) -> None:
         """Refuse a request for another model. Raises ApiError."""
