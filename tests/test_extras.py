@@ -43,7 +43,7 @@ for typed in sys.argv[1:]:
     if ended.exception is not None and not isinstance(ended.exception, SystemExit):
         raise ended.exception
     told = [line for line in ended.stderr.splitlines() if not line.endswith(" ...")]  # but for stages of a start
-    print(ended.exit_code, "\n".join(told) or "fine")
+    print(ended.exit_code, " ".join(told) or "fine")
 """
 
 IMPORTS: Final = """

@@ -104,4 +104,4 @@ def test_the_models_own_dimensions_may_be_named(pooled: Running) -> None:
 def test_a_server_without_pooling_says_how_to_serve_them(server: Running) -> None:
     refused = httpx.post(f"{server.url}/v1/embeddings", json={"model": "small", "input": "a"}, timeout=60)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_embeddings")
-    assert "--pooling mean" in refused.json()["error"]["message"]
+    assert "pooling mean" in refused.json()["error"]["message"]

@@ -78,7 +78,7 @@ async def embed(service: Service, body: EmbeddingsRequest, caller: Caller, recei
     if service.config.pooling is None:
         raise ApiError(
             400,
-            "this server serves no embeddings: it was started without a way of pooling",
+            "this server serves no embeddings: start it with pooling mean or last",
             code="no_embeddings",
         )
     service.require_model(body.model)
