@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedkv.engine import LLM, EngineConfig, MemoryBroker, PoolSize, SamplingParams, share_by_demand
-from pagedkv.errors import ConfigurationError, EngineError
+from pagedkv.errors import ConfigurationError, DeviceUnavailableError, EngineError
 from tests.engine.serving import reference
 
 CONFIG = EngineConfig(
@@ -103,6 +103,40 @@ def test_a_request_waits_for_blocks_that_may_come_back() -> None:
     while not request.is_finished:
         llm.step()
     assert len(llm.output(request).token_ids) == 100
+
+
+def test_blocks_without_memory_are_not_in_use() -> None:
+    llm = new_llm()
+    llm.submit(prompts_of(1, 30, first=2), SamplingParams(max_tokens=4))
+    assert llm.step().num_used_blocks == 8
+
+
+def test_nothing_is_given_back_while_blocks_are_copied() -> None:
+    class Copy:
+        is_over = False
+
+        def is_done(self) -> bool:
+            return self.is_over
+
+    llm, copy = new_llm(), Copy()
+    llm.core.executor.storage.began(copy)
+    assert llm.core.shrink(1) == 0
+    assert llm.core.space.num_absent_blocks() == 128
+    copy.is_over = True
+    assert llm.core.shrink(1) == 1
+
+
+def test_blocks_whose_memory_cannot_be_had_stay_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = new_llm()
+
+    def fail(*_: object) -> None:
+        raise DeviceUnavailableError("mine")
+
+    monkeypatch.setattr(llm.core.executor.storage, "take", fail)
+    with pytest.raises(DeviceUnavailableError, match="mine"):
+        llm.core.grow(1)
+    assert llm.core.space.num_absent_blocks() == 128
+    llm.core.space.check()
 
 
 def test_running_requests_keep_their_blocks() -> None:

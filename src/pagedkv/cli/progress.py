@@ -39,7 +39,7 @@ class Stages:
     """Tells the stages of a start, each with its seconds: by a line that runs on a terminal, else by plain lines.
 
     Args:
-        console: what they are told on. Default: stderr.
+        console: where they are printed. Default: stderr.
     """
 
     def __init__(self, console: Console | None = None) -> None:

@@ -45,6 +45,7 @@ import numpy.typing as npt
 import torch
 
 from pagedkv.contract.arguments import as_count
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.device.shapes import Pieces
 from pagedkv.device.tensors import require_pinned, require_tensor
 from pagedkv.errors import ConfigurationError, DeviceUnavailableError, StorageError, TensorError
@@ -538,7 +539,7 @@ class PoolMemory:
         pieces: Pieces,
         device: torch.device,
         host_bytes: torch.Tensor | None = None,
-        absent: "npt.NDArray[np.int32] | None" = None,
+        absent: Int32Array | None = None,
     ) -> None:
         num_host_bytes, host_pool = num_host_blocks * block_nbytes, f"the host pool of {name!r}"
         if host_bytes is not None:
@@ -571,12 +572,12 @@ class PoolMemory:
         """Bytes on the device while awake, those of absent blocks left out."""
         return (self.num_blocks - self._num_absent) * self.block_nbytes
 
-    def release(self, block_ids: "npt.NDArray[np.int32]") -> None:
+    def release(self, block_ids: Int32Array) -> None:
         """Release the memory of whole runs of blocks, after waiting for the device (:meth:`BlockSpace.shrink`)."""
         self._memory.release(self._offsets(block_ids), self.run * self.block_nbytes)
         self._num_absent += len(block_ids)
 
-    def take(self, block_ids: "npt.NDArray[np.int32]") -> None:
+    def take(self, block_ids: Int32Array) -> None:
         """Map the memory of whole runs of blocks again, with undefined content.
 
         Raises ConfigurationError, and maps none, if there is not enough.
@@ -584,7 +585,7 @@ class PoolMemory:
         self._memory.take(self._offsets(block_ids), self.run * self.block_nbytes)
         self._num_absent -= len(block_ids)
 
-    def _offsets(self, block_ids: "npt.NDArray[np.int32]") -> list[int]:
+    def _offsets(self, block_ids: Int32Array) -> list[int]:
         """Return where the runs of blocks begin. Raises ConfigurationError for blocks that are no whole runs."""
         starts = block_ids[:: self.run]
         whole = (starts[:, None] + np.arange(self.run)).ravel()

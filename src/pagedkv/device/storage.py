@@ -375,11 +375,16 @@ class KVStorage:
         if not user.is_done():
             self._users.append(user)
 
-    def _require_unused(self, what: str) -> None:
+    @property
+    def num_users(self) -> int:
+        """Copies and steps that are in flight. O(users)."""
         self._users = [user for user in self._users if not user.is_done()]
-        if self._users:
+        return len(self._users)
+
+    def _require_unused(self, what: str) -> None:
+        if num_users := self.num_users:
             raise StorageError(
-                f"the storage cannot be {what}: {len(self._users)} copies or steps are in flight, the first is "
+                f"the storage cannot be {what}: {num_users} copies or steps are in flight, the first is "
                 f"{self._users[0]}; wait for them first"
             )
 

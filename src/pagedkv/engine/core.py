@@ -689,7 +689,7 @@ class EngineCore:
         Args:
             num_units: pieces of memory (:attr:`PoolSize.unit_nbytes`).
 
-        Returns how many were given back: fewer if requests use the others.
+        Returns how many were given back: fewer if requests use the others, and none while tiers copy blocks.
 
         Raises:
             ConfigurationError: the pool keeps its size (``EngineConfig.kv_at_first``).
@@ -698,6 +698,8 @@ class EngineCore:
         with self._driving():
             pool, count = self._resizable(), as_count(num_units, "num_units")
             self._land()
+            if self.executor.storage.num_users:
+                return 0
             answer = self.space.shrink(count * pool.run, pool=pool.name, run=pool.run)
             if isinstance(answer, BlockHolders):
                 answer = self.space.shrink(answer.num_available, pool=pool.name, run=pool.run)
@@ -720,7 +722,7 @@ class EngineCore:
             block_ids = self.space.grow(count * pool.run, pool=pool.name, run=pool.run)
             try:
                 self.executor.storage.take(pool.name, block_ids)
-            except ConfigurationError:
+            except BaseException:
                 self.space.shrink(len(block_ids), pool=pool.name, run=pool.run)
                 raise
 

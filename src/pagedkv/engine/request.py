@@ -462,7 +462,7 @@ class EngineRequest:
         self.scheduled.max_hit_tokens = self._num_read
 
     def pool(self, hidden: torch.Tensor) -> None:
-        """Add hidden states of the prompt's next tokens, ``[n, width]``; of the last token alone where that is told."""
+        """Add hidden states of the prompt's next tokens, ``[n, width]``; or of its last token alone."""
         added = hidden.double().sum(dim=0)
         self.pooled = added if self.pooled is None else self.pooled + added
         self.num_pooled = len(self.prompt_token_ids) if self.params.pooling == "last" else self.num_pooled + len(hidden)

@@ -497,7 +497,7 @@ class ModelRunner:
         plan: StepPlan,
         inputs: StepInputs,
         batch: FlatBatch,
-        scorings: Sequence[PromptReading] = (),
+        readings: Sequence[PromptReading] = (),
         *,
         is_scored: bool = False,
     ) -> torch.Tensor:
@@ -506,7 +506,7 @@ class ModelRunner:
         Args:
             plan: the step, with at least one token; inputs: its tables.
             batch: its tokens, and the places of those whose logits are wanted.
-            scorings: read the hidden states of prompts from its chunks. Such a step is run call by call.
+            readings: read the hidden states of prompts from its chunks. Such a step is run call by call.
             is_scored: whether rank 0 scores prompts in this step, so that this rank runs it call by call as well.
 
         Returns:
@@ -517,11 +517,11 @@ class ModelRunner:
         """
         positions = plan.compute.positions().astype(np.int64)
         wanted = batch.wanted
-        if not (self._groups.in_rows or scorings or is_scored or batch.adapters):
+        if not (self._groups.in_rows or readings or is_scored or batch.adapters):
             with torch.inference_mode(), self.borrowed.calling(self._implementation):
                 return self._compute_flat(inputs, batch, positions)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
-            if self._captured is not None and not (scorings or is_scored) and _decodes_one_each(batch):
+            if self._captured is not None and not (readings or is_scored) and _decodes_one_each(batch):
                 logits = self._captured.compute(
                     self._decode_pass, batch.token_ids, positions, wanted, self._fill_in(batch)
                 )
@@ -533,7 +533,7 @@ class ModelRunner:
             for piece in self._pieces(plan, batch) if self._groups.in_rows else _flat_pieces(plan, batch):
                 mine = np.flatnonzero(np.isin(piece.tokens, wanted))
                 blocks = self._state_blocks(piece, inputs)
-                logits = self._run(piece, self._part(step, piece), blocks, token_ids, positions, mine, scorings)
+                logits = self._run(piece, self._part(step, piece), blocks, token_ids, positions, mine, readings)
                 answers.append((piece.tokens[mine], logits))
             where = np.concatenate([tokens for tokens, _ in answers])
             order = torch.from_numpy(np.argsort(where)).to(self._device)
@@ -607,7 +607,7 @@ class ModelRunner:
         token_ids: torch.Tensor,
         positions: Int64Array,
         wanted: Int64Array,
-        scorings: Sequence[PromptReading],
+        readings: Sequence[PromptReading],
     ) -> torch.Tensor:
         """Run the model over one piece. ``wanted``: places in the piece; ``blocks``: its state blocks, by group."""
         rows, width = piece.shape
@@ -617,15 +617,15 @@ class ModelRunner:
         states = self._read_states(piece, blocks)
         self._cache.begin(forward_pass)
         self._cache.load_states(states, self._groups.states, is_prompt=piece.is_prompt)
-        watched = watched_head(self._model) if scorings else nullcontext()
+        watched = watched_head(self._model) if readings else nullcontext()
         adapted = nullcontext() if self._adapters is None else self._adapters.active(piece.adapter)
         with adapted, watched as head:
             behind = torch.from_numpy(wanted).to(self._device)
             logits = forward_pass.run(self._call_model, ids, where, behind)
             self._write_states(blocks)
             if head is not None:
-                for scoring in scorings:
-                    scoring.take(piece.tokens, head)
+                for reading in readings:
+                    reading.take(piece.tokens, head)
         return logits
 
     def _flat_pass(
@@ -803,19 +803,19 @@ def watched_head(model: compat.Model) -> Iterator[ModelHead]:
         handle.remove()
 
 
-def scorings_of(chunks: Iterable[tuple[EngineRequest, Chunk, int]]) -> list[PromptReading]:
+def readings_of(chunks: Iterable[tuple[EngineRequest, Chunk, int]]) -> list[PromptReading]:
     """Return what reads the hidden states of chunks. ``chunks``: request, chunk, and its start in the flat row."""
-    scorings: list[PromptReading] = []
+    readings: list[PromptReading] = []
     for request, chunk, start in chunks:
         if request.needs_prompt_logprobs:
             first = len(request.prompt_logprobs)  # logits at position p score the token at p + 1
             next_ids = request.prompt_token_ids[first + 1 : chunk.stop + 1].tolist()
             if next_ids:
-                scorings.append(PromptScoring(request, start + first - chunk.start, next_ids))
+                readings.append(PromptScoring(request, start + first - chunk.start, next_ids))
         if request.needs_pooling:
             length = len(request.prompt_token_ids)
             first = request.num_pooled if request.params.pooling == "mean" else length - 1
             num_tokens = min(chunk.stop, length) - first
             if num_tokens > 0:
-                scorings.append(PromptPooling(request, start + first - chunk.start, num_tokens))
-    return scorings
+                readings.append(PromptPooling(request, start + first - chunk.start, num_tokens))
+    return readings

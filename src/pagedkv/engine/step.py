@@ -37,7 +37,7 @@ from pagedkv.engine.outputs import FinishReason, StepRecord
 from pagedkv.engine.parts import EngineParts
 from pagedkv.engine.ranks import RankGroup, SentStep
 from pagedkv.engine.request import PLAIN, Decode, EngineRequest, Intent, RequestSpec
-from pagedkv.engine.runner import FlatBatch, PromptReading, adapters_of, flatten, scorings_of
+from pagedkv.engine.runner import FlatBatch, PromptReading, adapters_of, flatten, readings_of
 from pagedkv.engine.sampling import SamplingParams, seed_of
 from pagedkv.errors import ConfigurationError, PagedKVError, RequestError
 from pagedkv.scheduling import AbortedBatches, Batch, Progress, Request, Scheduler, longest_alone
@@ -135,7 +135,8 @@ class Recorder:
             num_finished, num_accepted: requests that the same call finished, and drafts that it accepted.
         """
         kinds = [preempted.kind for preempted in batch.preempted]
-        num_free = sum(map(self._space.num_free_blocks, self._pools))
+        space = self._space
+        num_unused = sum(space.num_free_blocks(pool) + space.num_absent_blocks(pool) for pool in self._pools)
         return StepRecord(
             step_id=batch.plan.step_id,
             num_decoded=len(batch.decoded_token_ids),
@@ -151,7 +152,7 @@ class Recorder:
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting,
             num_swapped=self._scheduler.num_swapped,
-            num_used_blocks=self._num_blocks - num_free,
+            num_used_blocks=self._num_blocks - num_unused,
             num_blocks=self._num_blocks,
             schedule_seconds=seconds[0],
             forward_seconds=seconds[1],
@@ -550,21 +551,21 @@ class StepLoop:
         if self._parts.adapters is not None:
             flat = replace(flat, adapters=adapters_of(batch))
         plan = batch.plan
-        scorings: Sequence[PromptReading] = ()
+        readings: Sequence[PromptReading] = ()
         if batch.prefilling:
             requests = [self._requests.by_schedule[chunk.request] for chunk in batch.prefilling]
-            scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
+            readings = readings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
         is_drafted = self._parts.drafter is not None and len(flat.token_ids) > 0
         if self._ranks is not None and not is_drafted:
-            self._ranks.send(SentStep(plan, flat, is_scored=len(scorings) > 0))
+            self._ranks.send(SentStep(plan, flat, is_scored=len(readings) > 0))
         if not len(flat.token_ids):
             return self._parts.executor.launch(plan, lambda _: torch.zeros(0))
-        logits = self._parts.executor.launch(plan, lambda inputs: self._compute(batch, inputs, flat, scorings))
+        logits = self._parts.executor.launch(plan, lambda inputs: self._compute(batch, inputs, flat, readings))
         is_one_each = len(flat.source) == len(flat.wanted) and bool((flat.source[1:] > flat.source[:-1]).all())
         return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
 
     def _compute(
-        self, batch: Batch, inputs: StepInputs, flat: FlatBatch, scorings: Sequence[PromptReading]
+        self, batch: Batch, inputs: StepInputs, flat: FlatBatch, readings: Sequence[PromptReading]
     ) -> torch.Tensor:
         """Run the models of a step: first a draft model, whose drafts the other model then verifies.
 
@@ -575,8 +576,8 @@ class StepLoop:
             if len(drafts):
                 self._scheduler.fill_drafts(batch, drafts)
             if self._ranks is not None:
-                self._ranks.send(SentStep(batch.plan, flat, is_scored=len(scorings) > 0))
-        return self._parts.runner.compute(batch.plan, inputs, flat, scorings)
+                self._ranks.send(SentStep(batch.plan, flat, is_scored=len(readings) > 0))
+        return self._parts.runner.compute(batch.plan, inputs, flat, readings)
 
     # Steps that fail
 

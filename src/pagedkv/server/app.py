@@ -212,7 +212,7 @@ def caller_of(service: Service, request: Request) -> Caller:
 
 
 async def _read_body(service: Service, request: Request, model: type[B]) -> B:
-    """Read a body. Raises ApiError; where the server is strict, for fields that nobody knows too."""
+    """Read a body. Raises ApiError; of a strict server for unknown fields too."""
     body = await read_body(request, model)
     service.note_unknown_fields(body)
     return body

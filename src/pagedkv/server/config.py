@@ -48,8 +48,8 @@ class ServerConfig:
         drain_s: seconds that requests under way have left once the server is stopped.
         outlives_engine: whether the server goes on, and answers 503, after its engine has ended.
         cors_origins: origins of web pages that may call the server, such as https://chat.example.com; ``*``: all.
-        strict_fields: whether requests with fields that nobody knows are refused; else they are told in a header and
-            in the log.
+        strict_fields: whether requests with unknown fields are refused; else a header of the answer and the log name
+            these.
         pooling: what ``/v1/embeddings`` gives: ``mean`` of a text's hidden states, or that of its ``last`` token; None:
             embeddings are not served.
         sampling_defaults: values of sampling fields that requests leave open, as of the model's generation_config.json:

@@ -2,8 +2,8 @@
 
 A field that an endpoint serves is declared by its body (:mod:`.openai.requests`, :mod:`.anthropic.bodies`). Any other
 field stands here, if OpenAI's or Anthropic's clients or vLLM know it: a request that gives it another value than one
-that changes nothing is refused with the reason. Fields that nobody knows are told in a header of the answer and in the
-log, since new versions of clients send further ones; a server may refuse them, too.
+that changes nothing is refused with the reason. All others are unknown: they are named in a header of the
+answer and in the log, since new versions of clients send further ones, or refused (``ServerConfig.strict_fields``).
 """
 
 import re
@@ -143,7 +143,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = MappingProxyType(
 
 
 UNKNOWN_FIELDS: Final = "x-pagedkv-unknown-fields"
-"""Header of answers to requests with fields that nobody knows."""
+"""Header of answers to requests with unknown fields."""
 MOST_TOLD: Final = 8
 TELLABLE: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 

@@ -286,12 +286,12 @@ class Body(BaseModel):
 
     @property
     def unknown_fields(self) -> tuple[str, ...]:
-        """Fields that nobody knows, the first few."""
+        """Unknown fields, the first few."""
         return self._unknown
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer: which fields of the body nobody knows."""
+        """Headers of the answer: the body's unknown fields."""
         return {UNKNOWN_FIELDS: ", ".join(self._unknown)} if self._unknown else {}
 
     @classmethod
@@ -303,7 +303,7 @@ class Body(BaseModel):
         return body
 
     def require_known(self) -> None:
-        """Refuse a body with fields that nobody knows. Raises ApiError: names the first, and one that is like it."""
+        """Refuse a body with unknown fields. Raises ApiError, with the first, and a known one that is like it."""
         for name in self._unknown:
             like = get_close_matches(name, type(self).model_fields, 1)
             meant = f": did you mean {like[0]}?" if like else ""

@@ -191,15 +191,13 @@ class Service:
                 setattr(fields, name, value)
 
     def note_unknown_fields(self, body: Body) -> None:
-        """Log each field that nobody knows when it is first sent; raise ApiError instead where the server is strict."""
+        """Log each unknown field when it is first sent; raise ApiError instead where the server is strict."""
         if self.config.strict_fields:
             body.require_known()
         for name in body.unknown_fields:
             if name not in self._told_fields and len(self._told_fields) < MOST_TOLD_FIELDS:
                 self._told_fields.add(name)
-                LOG.warning(
-                    "requests have a field %s, which nobody knows: it is ignored; a strict server refuses it", name
-                )
+                LOG.warning("requests have an unknown field, %s: it is ignored; a strict server refuses it", name)
 
     def require_model(self, name: object) -> None:
         """Refuse a request for another model. Raises ApiError."""

@@ -116,7 +116,7 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         list[str] | None,
         option("ORIGIN", "Origin of pages that may call the server; may be repeated.", panel=SERVER),
     ] = None,
-    strict_fields: Annotated[bool, flag("Refuse requests with fields that nobody knows.", panel=SERVER)] = False,
+    strict_fields: Annotated[bool, flag("Refuse requests with unknown fields.", panel=SERVER)] = False,
     pooling: Annotated[
         str | None, option("mean|last", "Serve /v1/embeddings: mean of a text, or its last token.", panel=SERVER)
     ] = None,

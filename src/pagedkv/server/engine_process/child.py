@@ -134,9 +134,9 @@ class Recipient:
         self.has_sent = False
 
 
-def _recipient(message: StreamMessage) -> Recipient:
-    assert isinstance(message.recipient, Recipient), "a message for another kind of recipient"
-    return message.recipient
+def _own(recipient: object) -> Recipient:
+    assert isinstance(recipient, Recipient), "news for another kind of recipient"
+    return recipient
 
 
 def _asked(command: ForgetBranches | Sleep | Wake, llm: LLM) -> object:
@@ -269,12 +269,12 @@ class EngineChild:
     ) -> News:
         """Make news. A submitted request that has sent no message yet may be counted as not yet submitted."""
         items = [self._item(each) for each in messages]
-        numbers = [recipient.number for recipient, _ in grown if isinstance(recipient, Recipient)]
+        numbers = [_own(recipient).number for recipient, _ in grown]
         token_ids = [token_id for _, token_id in grown]
         return News(records, items, self.engine.running.num_waiting, self._num_submitted, numbers, token_ids)
 
     def _item(self, message: StreamMessage) -> Item:
-        recipient = _recipient(message)
+        recipient = _own(message.recipient)
         number = recipient.number
         self._num_submitted += not recipient.has_sent
         recipient.has_sent = True

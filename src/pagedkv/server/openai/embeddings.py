@@ -8,7 +8,7 @@ the whole text is, cached or not, since cached blocks have keys and values and n
 import base64
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, with_config
@@ -61,11 +61,11 @@ class EmbeddingUsage(TypedDict):
 class EmbeddingsAnswer(TypedDict):
     """The answer of ``/v1/embeddings``."""
 
+    id: str
     object: Literal["list"]
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
-    id: NotRequired[str]
 
 
 async def embed(service: Service, body: EmbeddingsRequest, caller: Caller, receive: Receive) -> Response:
