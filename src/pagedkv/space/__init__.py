@@ -4,7 +4,7 @@
 (all arrays, and how many blocks are free for whom), ``rows`` (the record of a row) and ``steps`` (the open step, and
 those in flight). Then comes one file for each operation, its rule and its compiled loops: ``hits``, ``matching``,
 ``admission``, ``growing``, ``filling``, ``drafting``, ``truncating``, ``forking``, ``swapping``, ``loading``,
-``withdrawing``, ``releasing``, ``forgetting``, ``publishing``, ``declaring``, ``planning``. They call by
+``withdrawing``, ``releasing``, ``forgetting``, ``publishing``, ``declaring``, ``planning``, ``resizing``. They call by
 name what only some spaces have: ``tenants``, ``epochs``, ``windows``, ``states``, ``drafting``,
 ``partial_hits``, ``replaying``. Observers (``observer``) are called, and change nothing: ``receipts``,
 ``explaining``, ``inspection``. Queries are in ``statistics``, ``stored_blocks`` and ``audit``, which proves every

@@ -1,10 +1,10 @@
 """LoadInterval: the sustained traffic of a setting with its uncertainty, and what that is made of.
 
 Three things are uncertain. The search ends between a load that holds and one that does not, so it is continued to 2 %.
-The seconds have the error
-of their fit: the search is run again with all of them longer by it, and shorter. And other requests will come: the
-search is run on resampled arrivals, whose traffic has a spread. The last two are independent, so their logarithms are
-added as squares, on either side; the search's own is added to the upper side, since its lower end holds.
+The seconds have the error of their fit: the search is run again with all of them longer by it, and shorter. And other
+requests will come: the search is run on resampled arrivals, whose traffic has a spread. The last two are independent,
+so their logarithms are added as squares, on either side; the search's own is added to the upper side, since its lower
+end holds.
 
 The interval of the arrivals is one of 90 %, by Student's t. How far a machine's seconds change from one day to another,
 or by requests of other sizes than those of the fit, is in none of these.
