@@ -67,7 +67,7 @@ def observer(
         num_blocks={"device": num_blocks} | windows,
         num_host_blocks={"device": num_host_blocks} | dict.fromkeys(windows, num_host_blocks),
         max_sequences=(2 if num_host_blocks else 1) * limits["max_sequences"],
-        max_tokens=limits["block_size"] * num_blocks,
+        max_tokens=limits.get("max_tokens", limits["block_size"] * num_blocks),
         watermark=limits["watermark_percent"] / 100,
         prefix_caching=limits["block_size"] == 4,
     )
@@ -107,6 +107,43 @@ def test_a_short_pool_never_thrashes(data: st.DataObject) -> None:
         watched.step()
         num_steps += 1
         assert num_steps <= 20 * num_work, "somebody is never served"
+
+
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_the_longest_sequence_of_a_table_bounds_nothing_else(data: st.DataObject) -> None:
+    """What is promised to all is not what one row may have: the same steps, whatever the room of a row."""
+    num_host_blocks = data.draw(st.sampled_from([0, 0, 60]))
+    wishes = data.draw(
+        st.lists(st.tuples(st.integers(1, 30), st.integers(1, 40), st.sampled_from([1, 1, 2])), min_size=2, max_size=10)
+    )
+    first_promise, num_blocks = data.draw(st.sampled_from([1, 8, 64])), data.draw(st.integers(20, 60))
+    longest = max(num_tokens + num_new for num_tokens, num_new, _ in wishes)
+    served: list[list[tuple[int, int, int, int]]] = []
+    for max_tokens in (longest, 1000):
+        watched = observer(num_blocks, first_promise, num_host_blocks, max_tokens=max_tokens)
+        for number, (num_tokens, num_new, num_sequences) in enumerate(wishes):
+            watched.engine.add([number] * num_tokens, num_new, num_sequences=num_sequences)
+        served.append([])
+        while not watched.engine.scheduler.is_idle:
+            batch = watched.step()
+            changes = len(batch.admitted), len(batch.resumed), len(batch.preempted)
+            served[-1].append((len(batch.decoded_token_ids), *changes))
+    assert served[0] == served[1]
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 200])
+def test_the_preempted_return_beside_one_another(num_host_blocks: int) -> None:
+    """Prompts as long as they may be, of which a pool holds six: none runs alone since it was preempted."""
+    watched = observer(1 + 6 * 12, 8, num_host_blocks, max_sequences=12, max_batched_tokens=256, max_tokens=48)
+    for number in range(24):
+        watched.engine.add([number] * 24, 24)
+    num_running: list[int] = []
+    while len(watched.engine.finished) < 18:
+        watched.step()
+        num_running.append(len(watched.engine.scheduler.running))
+    assert sum(watched.num_preemptions.values()) > 6
+    assert sum(num_running) > 4 * len(num_running)
 
 
 @pytest.mark.interpreted

@@ -237,3 +237,33 @@ def test_promise_01_prompts_that_were_touched_fit_as_they_were_counted(groups: t
     for prompt, answer in zip(several[:counted], answers, strict=False):
         assert hit(space, prompt) == answer.num_tokens == 24
         allocate(space, prompt)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("groups", MIXES, ids=str)
+def test_promise_01_slots_for_others_stay_free_whatever_the_room_of_a_row(groups: tuple[GroupSpec, ...]) -> None:
+    """As many as lookahead slots would leave, where a row has room for these; they are not multiplied by forks."""
+    long, short = (new_space(*groups, num_blocks=30, max_tokens=most, watermark=0) for most in (400, 12))
+    for space in (long, short):
+        allocate(space, tokens(10, first=500))
+    answers = []
+    for num_slots in range(0, 200, 3):
+        answer = short.can_allocate(tokens(9), num_lookahead=1, num_reserved=num_slots)
+        assert answer is long.can_allocate(tokens(9), num_lookahead=1 + num_slots)
+        answers.append(answer)
+    assert {answers[0], answers[-1]} == ({OK} if isinstance(groups[0], RecurrentState) else {OK, NEVER})
+    with unchanged(short), pytest.raises(TokenError):
+        short.can_allocate(tokens(9), num_lookahead=4)
+    sixteen = {count: short.can_allocate(tokens(4), num_reserved=16, num_sequences=count) for count in (1, 3)}
+    assert sixteen[1] is sixteen[3]
+
+
+def test_promise_08_slots_for_others_stay_free_when_rows_come_back() -> None:
+    space = new_space(num_blocks=13, num_host_blocks=12, max_tokens=16, watermark=0)
+    row = allocate(space, tokens(8))
+    run_step(space)
+    space.swap_out([row])
+    run_step(space)
+    allocate(space, tokens(4, first=100))
+    room = {count: space.can_swap_in([row], num_reserved=count) for count in (0, 4, 32, 36, 40, 100)}
+    assert room == {0: OK, 4: OK, 32: OK, 36: LATER, 40: NEVER, 100: NEVER}

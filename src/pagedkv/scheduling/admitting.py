@@ -226,10 +226,7 @@ class Promises:
 
 def _swap_in(state: SchedulerState, promises: Promises, draft: BatchDraft, request: Request) -> bool:
     """Swap a request in if there is room for its next tokens and for the promises; return whether it was."""
-    num_slots = -(-promises.num_slots(request) // len(request.rows))
-    if request.num_known + num_slots > state.space.config.max_tokens:
-        return False
-    if state.space.can_swap_in(request.rows, num_lookahead=num_slots) is not AllocStatus.OK:
+    if state.space.can_swap_in(request.rows, num_reserved=promises.num_slots(request)) is not AllocStatus.OK:
         return False
     moves = state.space.swap_in(request.rows)
     assert not isinstance(moves, Shortage), f"can_swap_in answered OK, but blocks are missing: {moves}"
@@ -326,15 +323,13 @@ def _admission_status(state: SchedulerState, promises: Promises, request: Reques
     num_slots = promises.num_slots(request) if status is AllocStatus.OK else 0
     if not num_slots:
         return status
-    if len(tokens) + num_more + num_slots > state.space.config.max_tokens:
-        return AllocStatus.LATER
     with_promises = state.space.can_allocate(
-        tokens, keys=keys, num_lookahead=num_more + num_slots, match=match
+        tokens, keys=keys, num_lookahead=num_more, num_reserved=num_slots, match=match
     )  # num_slots counts all sequences, also of other tenants, so no tenant's cap applies here
     if with_promises is AllocStatus.OK and tenant is not None:
         num_own = promises.num_slots(request, of_tenant=True)
         with_promises = state.space.can_allocate(
-            tokens, keys=keys, num_lookahead=num_more + num_own, match=match, tenant=tenant
+            tokens, keys=keys, num_lookahead=num_more, num_reserved=num_own, match=match, tenant=tenant
         )
     return AllocStatus.OK if with_promises is AllocStatus.OK else AllocStatus.LATER
 
@@ -396,9 +391,14 @@ def _is_beyond_cap(state: SchedulerState, promises: Promises, request: Request, 
     if request.intent.tenant is None:
         return False
     tokens = _hittable(state, request)
-    num_more = len(request.known_token_ids) - len(tokens) + promises.num_slots(request, of_tenant=True)
+    num_own = promises.num_slots(request, of_tenant=True)
     return state.space.exceeds_cap(
-        tokens, tenant=request.intent.tenant, keys=request.keys, num_lookahead=num_more, match=match
+        tokens,
+        tenant=request.intent.tenant,
+        keys=request.keys,
+        num_lookahead=len(request.known_token_ids) - len(tokens),
+        num_reserved=num_own,
+        match=match,
     )
 
 

@@ -74,6 +74,7 @@ class Admission(NamedTuple):
         publishes: whether other sequences may hit what it computes; prompt_only: only its prompt, not what is appended.
         tenant: number of the tenant that is charged.
         prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part.
+        num_reserved: slots for what grows beside it, which are to stay free.
     """
 
     prompt: Prompt
@@ -85,6 +86,7 @@ class Admission(NamedTuple):
     prompt_only: bool = False
     tenant: int = 0
     prompt_length: int = 0
+    num_reserved: int = 0
 
 
 def as_policy(publish: object) -> tuple[bool, bool]:
@@ -150,7 +152,7 @@ def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit |
     needed = dict.fromkeys(state.pools, 0)
     num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
     for group in state.groups:
-        count = group.num_slots_blocks(num_tokens, num_lookahead)
+        count = group.num_slots_blocks(num_tokens, num_lookahead + admission.num_reserved)
         if hit is not None:
             count += hit.num_free[group.index] - len(hit.block_ids[group.index])
         if admission.num_sequences > 1:
@@ -172,7 +174,7 @@ def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: Prefix
     first chunk begins at 0, and in replayed groups where the replay begins. Each step is acknowledged before the next
     chunk, so windows have slid. Forks follow the last chunk. Without a hit: what an empty pool must have.
     """
-    num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
+    num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead + admission.num_reserved
     starts = np.arange(0 if hit is None else hit.num_tokens, num_tokens, admission.max_chunk)
     needed = {name: np.zeros(len(starts), np.int64) for name in state.pools}
     for group in state.groups:

@@ -100,6 +100,7 @@ class BlockSpace(SpaceView):
         keys: RequestKeys = NO_KEYS,
         digests: npt.ArrayLike | None = None,
         num_lookahead: int = 0,
+        num_reserved: int = 0,
         num_sequences: int = 1,
         max_chunk: int | None = None,
         match: PrefixHit | None = None,
@@ -113,6 +114,7 @@ class BlockSpace(SpaceView):
 
         Args:
             token_ids, keys, digests, num_lookahead, num_sequences, match, tenant: as in :meth:`allocate`.
+            num_reserved: slots that are to stay free for other sequences to grow into; they may exceed ``max_tokens``.
             max_chunk: most prompt tokens that one step computes, for chunked prefill in which each step is
                 acknowledged before the next chunk. Windows free blocks between chunks, so the largest number of blocks
                 held at any one time is counted. None: the whole prompt in one step. A window group outside prefix
@@ -126,7 +128,8 @@ class BlockSpace(SpaceView):
         prompt = prepare_prompt(self._state, token_ids, keys, digests, reserve)
         num_rows = as_count(num_sequences, "num_sequences", least=1)
         chunk = len(prompt.tokens) if max_chunk is None else as_count(max_chunk, "max_chunk", least=1)
-        question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=self._state.room.number_of(tenant))
+        number, beside = self._state.room.number_of(tenant), as_count(num_reserved, "num_reserved")
+        question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=number, num_reserved=beside)
         return admission.admission_status(self._state, question, match)
 
     def num_allocatable(
@@ -544,7 +547,9 @@ class BlockSpace(SpaceView):
         require_known(self._state, batch, "swapped out")
         return swapping.swap_out(self._state, self._ledger, batch, mark)
 
-    def can_swap_in(self, rows: Rows, counts: npt.ArrayLike | None = None, *, num_lookahead: int = 0) -> AllocStatus:
+    def can_swap_in(
+        self, rows: Rows, counts: npt.ArrayLike | None = None, *, num_lookahead: int = 0, num_reserved: int = 0
+    ) -> AllocStatus:
         """Return whether the device pools can take swapped-out rows back and let them continue. Changes nothing.
 
         Args:
@@ -552,6 +557,7 @@ class BlockSpace(SpaceView):
             counts: int32 ``[len(rows)]``, tokens that each row gets next; None: one each (none at ``max_tokens``).
                 Blocks for these tokens, and for the copies on write that they cause, are counted.
             num_lookahead: slots a row beyond these tokens.
+            num_reserved: slots that are to stay free for other sequences, as in :meth:`can_allocate`.
 
         OK if all fits and the watermark stays free; NEVER if it fits neither into empty pools nor into pools that hold
         nothing but blocks which the rows share there.
@@ -561,7 +567,7 @@ class BlockSpace(SpaceView):
         require_status(self._state, batch, SWAPPED)
         reserve = as_count(num_lookahead, "num_lookahead")
         growth = swapping.as_next_counts(self._state, batch, counts, reserve)
-        return swapping.swap_in_status(self._state, batch, growth, reserve)
+        return swapping.swap_in_status(self._state, batch, growth, reserve, as_count(num_reserved, "num_reserved"))
 
     def swap_in(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
         """Move swapped-out rows back: host block -> device block. The open step may compute them at once."""
@@ -984,6 +990,7 @@ class BlockSpace(SpaceView):
         tenant: str | None,
         keys: RequestKeys = NO_KEYS,
         num_lookahead: int = 0,
+        num_reserved: int = 0,
         num_sequences: int = 1,
         match: PrefixHit | None = None,
     ) -> bool:
@@ -992,19 +999,18 @@ class BlockSpace(SpaceView):
         Then it waits for its own tenant's sequences alone, however many blocks are free. False without tenants.
 
         Args:
-            token_ids, tenant, keys, num_sequences, match: as in :meth:`can_allocate`.
-            num_lookahead: slots reserved beyond the tokens. They may exceed ``max_tokens``, since a scheduler counts
-                those of other sequences of the tenant too.
+            token_ids, tenant, keys, num_lookahead, num_sequences, match: as in :meth:`can_allocate`.
+            num_reserved: slots that are to stay free for other sequences of the tenant.
 
         Raises: as :meth:`can_allocate`.
         """
         reserve = as_count(num_lookahead, "num_lookahead")
-        prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
-        num_rows = as_count(num_sequences, "num_sequences", least=1)
+        prompt = prepare_prompt(self._state, token_ids, keys, None, reserve)
+        num_rows, beside = as_count(num_sequences, "num_sequences", least=1), as_count(num_reserved, "num_reserved")
         number = self._state.room.number_of(tenant)
         if not self._state.room.names:
             return False
-        admission = Admission(prompt, reserve, num_rows, len(prompt.tokens), tenant=number)
+        admission = Admission(prompt, reserve, num_rows, len(prompt.tokens), tenant=number, num_reserved=beside)
         needed = free_blocks_needed(self._state, admission, match_prompt(self._state, prompt, match))
         return any(needed[share.pool] > share.cap - share.num_taken for share in self._state.room.shares_of(number))
 
