@@ -41,16 +41,29 @@ def test_a_key_that_is_not_selected_has_no_weight(ranges: str) -> None:
 
 def test_what_is_selected_beyond_the_mask_is_not_seen() -> None:
     """As where fewer keys are there than are to be selected."""
-    case = paged_case(RANGES["decoding"])
-    rows = rows_of(case, RANGES["decoding"])
+    rows = rows_of(RANGES["decoding"])
     everything = torch.arange(17).expand(3, 1, 17)
     assert torch.equal(rows.selected(everything), rows.mask)
     assert rows.mask.sum(dim=-1).flatten().tolist() == [17, 1, 9]
     assert rows.positions.tolist() == 3 * [list(range(17))]
 
 
-def rows_of(case: Case, ranges: list[tuple[int, int]]) -> KeysInRows:
-    return KeysInRows(PLAIN, case.step.groups[0], positions_of(ranges))
+def test_padding_of_a_graph_changes_no_answer() -> None:
+    """Keys beyond the longest row, and a row without tokens, whose table is of null blocks."""
+    case = paged_case(RANGES["decoding"])
+    group = case.step.groups[0]
+    padded = replace(group, block_tables=torch.nn.functional.pad(group.block_tables, (0, 0, 0, 1)))
+    keys = case.storage.keys(0, 1)
+    few, many = rows_of(RANGES["decoding"]), rows_of([*RANGES["decoding"], (0, 1)], num_beyond=15)
+    assert torch.equal(many.read(keys, padded)[:3, :17], few.read(keys, group))
+    assert many.read(keys, padded).shape[:2] == (4, 32)
+    assert many.read(keys, padded).isfinite().all()
+    assert torch.equal(many.mask[:3, ..., :17], few.mask)
+    assert not many.mask[..., 17:].any()
+
+
+def rows_of(ranges: list[tuple[int, int]], num_beyond: int = 0) -> KeysInRows:
+    return KeysInRows(PLAIN, positions_of(ranges), max(stop for _, stop in ranges) + num_beyond)
 
 
 def attended(
@@ -60,7 +73,7 @@ def attended(
     indices: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    rows, group = rows_of(case, ranges), case.step.groups[0]
+    rows, group = rows_of(ranges), case.step.groups[0]
     query = case.query.view(len(ranges), -1, *case.query.shape[1:]).transpose(1, 2)
     views = case.storage.keys(0, layer.index), case.storage.values(0, layer.index)
     key, value = (rows.read(blocks, group).transpose(1, 2) for blocks in views)
@@ -76,7 +89,7 @@ def test_latents_are_attended_to_as_the_keys_that_they_unfold_to(
     """All in one piece, and a few tokens at a time."""
     layer, case = replace(LAYERS[name], is_latent=True), paged_case(RANGES[ranges], num_key_heads=1, dims=(8, 8))
     sinks = torch.tensor([0.5, -1.0, 3.0, 0.0]) if layer.has_sinks else None
-    group, rows = case.step.groups[0], rows_of(case, RANGES[ranges])
+    group, rows = case.step.groups[0], rows_of(RANGES[ranges])
     latents = case.storage.keys(0, 1)[:, :, 0]
     unfolding = Unfolding(torch.randn(4, 8, 6), torch.randn(4, 5, 3))
     query = torch.randn(len(rows.mask), 4, rows.mask.shape[2], 6)

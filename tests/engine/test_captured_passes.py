@@ -5,15 +5,18 @@ that padding, proof and refusal are those of a GPU.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
+from pagedkv.attention import AttentionLayer, KeysInRows
+from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams, captured_passes, forward_pass, runner
 from pagedkv.engine.captured_passes import CapturedPasses, Recorder, Recording, of_tables
 from pagedkv.engine.runner import copy_written_states
 from tests.choosing import long_but
@@ -25,6 +28,11 @@ from tests.engine.test_families import NUM_BLOCKS
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES = ("llama", "gemma2", "gpt_oss", "mistral", "llama4_text", "qwen2_moe")
 RECURRENT = ("falcon_h1", "lfm2", "qwen3_next", "bamba", "nemotron_h", "zamba2")
+INDEXED = ("deepseek_v32", "glm_moe_dsa", "qwen4_exp_text", "axk2", "dots3_note_text", "hy_v4")
+DENSE: dict[str, Any] = {"mlp_layer_types": ["dense"] * 3}
+"""Of indexed families, without the experts below."""
+ABSORB = [True] if DEVICE == "cuda" else [False, True]
+"""Where the model unfolds latents, a GPU captures nothing."""
 HOST_EXPERTS = {"gpt_oss", "qwen2_moe", "qwen3_next"}
 """Whose experts, in float32, are looked up on the host, with which nothing can be captured."""
 ROOMY = replace(CONFIG, num_blocks=80)
@@ -56,9 +64,14 @@ class Otherwise(Again):
         self.logits += 0.25
 
 
-def captured_llm(name: str = "llama", config: EngineConfig = ROOMY, record: Recorder | None = Again) -> LLM:
+def captured_llm(
+    name: str = "llama",
+    config: EngineConfig = ROOMY,
+    record: Recorder | None = Again,
+    **changes: Any,  # noqa: ANN401 - of configs
+) -> LLM:
     """Build an engine whose steps are captured, on whatever device there is."""
-    llm = LLM(moved(make_model(name), DEVICE), config)
+    llm = LLM(moved(make_model(name, **changes), DEVICE), config)
     if DEVICE == "cpu":
         replay_on_cpu(llm, record)
     return llm
@@ -69,12 +82,12 @@ def replay_on_cpu(
 ) -> CapturedPasses:
     """Let an engine on a CPU replay its steps."""
     core = llm.core
-    has_states = bool(llm.groups.states)
+    has_states, in_rows = bool(llm.groups.states), llm.groups.in_rows
     captured = CapturedPasses(
         core._parts.runner._model,
-        of_tables(core.executor.tables, None if has_states else core.config.max_sequences),
+        of_tables(core.executor.tables, None if in_rows else core.config.max_sequences),
         core.executor.storage.device,
-        max_tokens=core.config.max_sequences if has_states else core.config.max_batched_tokens,
+        max_tokens=core.config.max_sequences if in_rows else core.config.max_batched_tokens,
         num_vocabulary=core.vocabulary_size,
         min_tokens=min_tokens,
         agree=agree,
@@ -119,6 +132,70 @@ def test_steps_that_decode_with_states_are_replayed(name: str, *, overlap: bool)
     if DEVICE == "cpu":
         recordings = [cast("Again", graph.recording) for graph in captured._graphs.values()]
         assert sum(each.num_replays for each in recordings) > 10
+
+
+@pytest.mark.parametrize("name", long_but(INDEXED[:3], INDEXED))
+@pytest.mark.parametrize("absorb", ABSORB)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_that_decode_with_an_indexer_are_replayed(
+    name: str, monkeypatch: pytest.MonkeyPatch, *, absorb: bool, overlap: bool
+) -> None:
+    """By a graph for each number of rows and of keys: there are rows of 2 to 77 tokens."""
+    monkeypatch.setattr(captured_passes, "LEAST_KEYS", 16)
+    config = replace(CONFIG, absorb_latents=absorb, overlap=overlap)
+    llm = captured_llm(name, config, **({} if name == "qwen4_exp_text" else DENSE))
+    poison(llm)
+    requests, records = serve(llm)
+    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    assert sum(record.num_recomputed for record in records) > 0
+    if DEVICE == "cuda" and name == "qwen4_exp_text":  # its indexer asks the device for numbers
+        assert "cannot be captured" in str(llm.core.capture_state.refusal)
+        return
+    assert llm.core.capture_state.refusal is None
+    assert llm.core.capture_state.num_graphs >= 2
+    captured = llm.core._parts.runner._captured
+    assert captured is not None
+    assert len({kind.num_keys for kind in captured._graphs}) > 1
+    if DEVICE == "cpu":
+        recordings = [cast("Again", graph.recording) for graph in captured._graphs.values()]
+        assert sum(each.num_replays for each in recordings) > 10
+
+
+def seeing_padding(layer: AttentionLayer, positions: torch.Tensor, num_keys: int) -> KeysInRows:
+    """Let a token that is decoded see what is beyond its row's last key."""
+    rows = KeysInRows(layer, positions, num_keys)
+    if positions.shape[1] == 1:
+        rows.mask = torch.ones_like(rows.mask)
+    return rows
+
+
+@pytest.mark.parametrize("absorb", ABSORB)
+@pytest.mark.parametrize("broken", [None, "padding is seen", "keys are left out"])
+def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch, broken: str | None, *, absorb: bool) -> None:
+    """And so is a graph of fewer keys than a row has. One row alone has no other padding."""
+    monkeypatch.setattr(captured_passes, "LEAST_KEYS", 64)
+    if broken == "padding is seen":
+        monkeypatch.setattr(forward_pass, "KeysInRows", seeing_padding)
+    elif broken == "keys are left out":
+        monkeypatch.setattr(runner, "padded_keys", lambda _: 16)
+    llm = captured_llm("deepseek_v32", replace(ROOMY, absorb_latents=absorb), **DENSE)
+    requests, _ = serve(llm, PROMPTS[3:4])
+    expected = reference(llm.core._parts.runner._model, PROMPTS[3:4])
+    with pytest.raises(AssertionError) if broken else nullcontext():
+        compare(requests, expected)
+
+
+def test_keys_of_a_graph_are_a_power_of_two() -> None:
+    given = [[0], [255], [3, 256], [2**20 - 1], [2**20], [2**19 - 1] * 2, [2**19 - 1] * 3]
+    assert [captured_passes.padded_keys(np.array(each)) for each in given] == [
+        256,
+        256,
+        512,
+        2**20,
+        None,
+        2**19,
+        None,
+    ]
 
 
 def test_weights_change_between_steps_with_states() -> None:

@@ -139,6 +139,7 @@ class StepMetadata:
         num_tokens: tokens of all sequences.
         is_padded: whether padding tokens, which belong to no sequence, may follow; their answers are zero.
         has_chunks: whether a sequence may compute more than one token and its drafts; else fewer kernels are launched.
+        num_keys: positions of the longest sequence, or more, as the host knows it; 0: it does not.
     """
 
     groups: Sequence[GroupMetadata]
@@ -146,6 +147,7 @@ class StepMetadata:
     num_tokens: int
     is_padded: bool = field(default=False, kw_only=True)
     has_chunks: bool = field(default=True, kw_only=True)
+    num_keys: int = field(default=0, kw_only=True)
 
     @classmethod
     def of(cls, inputs: StepInputs, plan: StepPlan | None = None, *, is_padded: bool = False) -> "StepMetadata":
@@ -192,7 +194,7 @@ class StepMetadata:
         groups = tuple(
             replace(group, starts=first, seq_lens=last, query_start_loc=offsets, known=known) for group in self.groups
         )
-        return StepMetadata(groups, self.num_places, self.num_tokens)
+        return StepMetadata(groups, self.num_places, self.num_tokens, num_keys=max(ends))
 
 
 class AttentionBackend(Protocol):

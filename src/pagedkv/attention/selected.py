@@ -4,7 +4,7 @@ The model's own code scores and selects; see DeepSeek-V3.2-Exp (2025). It is giv
 its last position, the sequences of a pass padded to the longest, and names what it selects by indices into that::
 
     row 0    | 0 1 2 ........ 17 |            keys of an indexer, latents: as gathered from blocks
-    row 1    | 0 1 ... 9 | zeros |
+    row 1    | 0 1 ... 9 9 9 9 9 |            the row's last key again
     mask     causal, bool [rows, 1, tokens, keys]; false for padding
     selected indices [rows, tokens, k], some of them beyond the mask; or a mask that is part of the causal one
 
@@ -12,15 +12,16 @@ Where the matrices that unfold a layer's latents are known (:mod:`pagedkv.attent
 the selected latents of each query are read from their blocks, a part of the tokens at a time.
 
 What a query attends to does not depend on the other rows: padding is never selected before a key of its own sequence.
+
+Nothing here waits for the device, and shapes depend on the given number of keys alone: a graph may be captured.
 """
 
 from typing import Final, final
 
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from pagedkv.attention.backend import AttentionLayer, GroupMetadata
-from pagedkv.attention.reference import Span, gather, spans
 from pagedkv.attention.unfolding import Unfolding
 
 MOST_ELEMENTS: Final = 2**27
@@ -32,29 +33,36 @@ class KeysInRows:
     """What the rows of a pass see of their sequences.
 
     Args:
-        layer: one of the layers, which see the same positions; group: its part of the pass.
-        positions: int64 ``[rows, tokens]``.
+        layer: one of the layers, which see the same positions.
+        positions: int64 ``[rows, tokens]``, ascending by one in each row. A row without tokens of a step, behind the
+            others, has the position 0 and a table of null blocks.
+        num_keys: positions of the longest row, or more.
 
     Attributes:
         mask: bool ``[rows, 1, tokens, keys]``, the causal mask.
         positions: int64 ``[rows, keys]``, of the keys.
     """
 
-    def __init__(self, layer: AttentionLayer, group: GroupMetadata, positions: torch.Tensor) -> None:
-        self._spans = tuple(spans(layer, group))
-        assert len(self._spans) == len(positions), f"{len(self._spans)} sequences are in {len(positions)} rows"
-        self._num_keys = max(span.stop - span.first_key for span in self._spans)
-        first = torch.tensor([[span.first_key] for span in self._spans], device=positions.device)
-        self.positions = first + torch.arange(self._num_keys, device=positions.device)
+    def __init__(self, layer: AttentionLayer, positions: torch.Tensor, num_keys: int) -> None:
+        first = torch.zeros_like(positions[:, :1])
+        if layer.window:
+            first = (positions[:, :1] - layer.window + 1).clamp(min=0)
+            num_keys = min(num_keys, layer.window - 1 + positions.shape[1])
+        self.positions = first + torch.arange(num_keys, device=positions.device)
         key, query = self.positions[:, None, None, :], positions[:, None, :, None]
         self.mask = key <= query
         if layer.window:
             self.mask &= key > query - layer.window
         self._last = positions
+        self._where: dict[GroupMetadata, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def read(self, blocks: torch.Tensor, group: GroupMetadata) -> torch.Tensor:
         """Copy what the rows see out of blocks ``[num_blocks, block_size, ...]``: ``[rows, keys, ...]``."""
-        return torch.stack([self._padded(gather(blocks, group, span), span) for span in self._spans])
+        if group not in self._where:
+            there = torch.minimum(self.positions, self._last[:, -1:])
+            tables = group.block_tables[: len(there)].long()
+            self._where[group] = tables.gather(1, there // blocks.shape[1]), there % blocks.shape[1]
+        return blocks[self._where[group]]
 
     def attend(
         self,
@@ -105,7 +113,7 @@ class KeysInRows:
             ``[rows, tokens, heads, value_dim]``.
         """
         num_rows, num_heads, num_tokens, _ = query.shape
-        tables = group.block_tables[torch.tensor([span.place for span in self._spans], device=query.device)].long()
+        tables = group.block_tables[:num_rows].long()
         absorbed = unfolding.absorb(query.transpose(1, 2).flatten(0, 1)).view(num_rows, num_tokens, num_heads, -1)
         at_once = max(1, MOST_ELEMENTS // (num_rows * indices.shape[2] * latents.shape[2]))
         mixed = []
@@ -126,10 +134,6 @@ class KeysInRows:
         """Return the mask of the keys at some indices, integers ``[rows, tokens, k]``, none beyond the mask."""
         chosen = torch.zeros_like(self.mask[:, 0]).scatter(-1, indices.long(), value=True)
         return self.mask & chosen[:, None]
-
-    def _padded(self, keys: torch.Tensor, span: Span) -> torch.Tensor:
-        missing = self._num_keys - (span.stop - span.first_key)
-        return pad(keys, (*(0, 0) * (keys.ndim - 1), 0, missing)) if missing else keys
 
 
 def _explicit_attention(

@@ -9,8 +9,15 @@ permanent buffers: tables, ranges and slots in those of the metadata, token ids 
     slots                 | s s s s s s s s s s s - - - - - |    padding is written to no slot, and attended by no row
 
 Decoded tokens, drafts and chunks of prompts are treated alike, since a row's range is read on the device. Steps without
-chunks, whose tokens all have their logits wanted, have graphs of their own, with fewer kernels. With recurrent layers,
-which take rows of equal length, only steps that decode one token of every sequence are captured.
+chunks, whose tokens all have their logits wanted, have graphs of their own, with fewer kernels. With recurrent layers
+or an indexer, which take rows of equal length, only steps that decode one token of every sequence are captured.
+
+An indexer scores all keys of a row, so there is a graph for each padded number of keys too. Most are never met:
+they are captured when a step needs them. What is beyond a row's last key is masked::
+
+    tokens of the step    | t t t |           4 rows, of which one is padding
+    keys of row 0         | 0 1 2 ... 299 - - - |           512 keys
+    keys of row 1         | 0 1 2 ... 24 - - -  - - |
 
 A graph is used once it is proven: after the step of its capture, the logits of another step must equal those of the
 same calls one by one, bit for bit. If they differ, or the capture fails, steps run call by call, and
@@ -113,23 +120,31 @@ class ModelWatch:
 MOST_TOKENS: Final = 512
 """Above this a step keeps the GPU busy for longer than the host needs to launch it."""
 SIZES: Final = tuple(chain((1, 2, 4), range(8, 64, 8), range(64, 128, 16), range(128, 256, 32), range(256, 513, 64)))
+LEAST_KEYS: Final = 256
+"""Keys of a row in the smallest graph of a model whose indexer scores them; others have a power of two."""
+MOST_KEYS: Final = 2**20
+"""Of all rows: the same as :data:`MOST_TOKENS`, and graphs keep the memory of their scores."""
 Pass = Callable[[StepMetadata, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Runs the model: the rows, token ids and positions (int64 ``[1, tokens]``), wanted tokens (int64 ``[wanted]``) ->
 logits ``[wanted, vocabulary]``."""
 
 
 class _Kind(NamedTuple):
-    """What steps a graph serves: their padded number of tokens, and whether rows may compute chunks."""
+    """What steps a graph serves: their padded number of tokens, and whether rows may compute chunks.
+
+    Where an indexer scores all that a row sees, also the padded number of keys of the longest row; else 0.
+    """
 
     size: int
     has_chunks: bool
+    num_keys: int = 0
 
 
 class CaptureState(NamedTuple):
     """The state of an engine's graphs.
 
     Args:
-        num_graphs: proven graphs, each of another number of tokens, or with chunks.
+        num_graphs: proven graphs, each of another number of tokens or keys, or with chunks.
         refusal: why steps run call by call; None: nothing prevents graphs.
     """
 
@@ -233,6 +248,7 @@ class CapturedPasses:
         positions: Int64Array,
         wanted: Int64Array,
         fill_in: Callable[[torch.Tensor], None] | None = None,
+        num_keys: int = 0,
     ) -> torch.Tensor | None:
         """Compute the step whose metadata is in place by a graph.
 
@@ -240,6 +256,7 @@ class CapturedPasses:
             run: runs the model; token_ids, positions: of the step, in the flat order.
             wanted: places of the tokens whose logits are wanted.
             fill_in: sets those token ids on the device, int64 ``[tokens]``, that are not on the host; None: all are.
+            num_keys: :func:`padded_keys` of the step, where an indexer scores them.
 
         Returns:
             float32 ``[wanted, vocabulary]``, which the next call overwrites; None: run this step call by call.
@@ -247,7 +264,7 @@ class CapturedPasses:
         if len(token_ids) > self._sizes[-1]:
             return None
         size = self._sizes[bisect_left(self._sizes, len(token_ids))]
-        kind = _Kind(size, has_chunks=not np.array_equal(wanted, np.arange(len(token_ids))))
+        kind = _Kind(size, not np.array_equal(wanted, np.arange(len(token_ids))), num_keys)
         if not self._is_proven(kind) and not self._begin():
             return None
         self._fill(size, token_ids, positions, wanted)
@@ -317,7 +334,7 @@ class CapturedPasses:
         token_ids, positions, wanted = self._given[:, :size]
         if size not in self._steps:
             self._steps[size] = self._metadata_of(size)
-        step = replace(self._steps[size], has_chunks=kind.has_chunks)
+        step = replace(self._steps[size], has_chunks=kind.has_chunks, num_keys=kind.num_keys)
         self._logits[:size].copy_(run(step, token_ids[None], positions[None], wanted))
 
     def _capture(self, run: Pass, kind: _Kind) -> None:
@@ -384,7 +401,13 @@ def what_prevents_graphs(groups: EngineGroups, device: torch.device, *, are_want
         return "capture_steps is off"
     if device.type != "cuda":
         return f"there are no CUDA graphs on {device.type}"
-    return groups.varying_shapes if groups.unfolds or groups.sparse else None
+    return groups.varying_shapes if groups.unfolds or groups.compressed else None
+
+
+def padded_keys(positions: Int64Array) -> int | None:
+    """Return the keys of a row in the graph that serves a step of these positions, one a row; None: no graph does."""
+    num_keys = max(LEAST_KEYS, 1 << int(positions.max()).bit_length())
+    return num_keys if num_keys * len(positions) <= MOST_KEYS else None
 
 
 def most_captured(max_tokens: int) -> int:

@@ -71,7 +71,7 @@ class ForwardPass:
         self.rows: KeysInRows | None = None
         if groups.sparse:
             layer = groups.attention[min(groups.sparse)]
-            self.rows = KeysInRows(layer, step.groups[layer.group], positions)
+            self.rows = KeysInRows(layer, positions, step.num_keys)
 
     @property
     def offsets(self) -> torch.Tensor:

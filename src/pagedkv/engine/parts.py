@@ -197,12 +197,12 @@ class EngineParts:
     def _new_graphs(self) -> CapturedPasses:
         config, device = self.config, self._model.device
         with refusing("what graphs read and write", device):
-            has_states = bool(self._groups.states)
+            has_states, in_rows = bool(self._groups.states), self._groups.in_rows
             captured = CapturedPasses(
                 self._model,
-                of_tables(self.executor.tables, None if has_states else config.max_sequences),
+                of_tables(self.executor.tables, None if in_rows else config.max_sequences),
                 device,
-                max_tokens=min(config.max_batched_tokens, config.max_sequences if has_states else MOST_TOKENS),
+                max_tokens=min(config.max_batched_tokens, config.max_sequences if in_rows else MOST_TOKENS),
                 num_vocabulary=self.num_vocabulary,
                 min_tokens=LEAST_TOKENS if config.compile_model else 1,
                 agree=None if self._ranks is None else self._ranks.agree,

@@ -59,7 +59,7 @@ from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.contract.plan import StepPlan
 from pagedkv.device import PlanExecutor, StepInputs
 from pagedkv.engine.adapters import Adapters
-from pagedkv.engine.captured_passes import CapturedPasses, CaptureState
+from pagedkv.engine.captured_passes import CapturedPasses, CaptureState, padded_keys
 from pagedkv.engine.compiled_model import COMPILED, CompiledModel, first_tokens
 from pagedkv.engine.forward_pass import ForwardPass, PagedCache
 from pagedkv.engine.linear_products import LinearProducts
@@ -471,7 +471,7 @@ class ModelRunner:
                 num_wanted = min(max_places, num_tokens)
                 run = partial(self._compute_padding, num_tokens, num_wanted)
                 activations = measured(run, num_tokens, self._device)
-            if self._captured is not None:
+            if self._captured is not None and not self._groups.sparse:  # whose graphs go by keys of steps as well
                 before = torch.cuda.memory_reserved(self._device)
                 self._captured.capture_all(self._decode_pass if self._groups.states else self._flat_pass)
                 graphs = torch.cuda.memory_reserved(self._device) - before
@@ -522,9 +522,7 @@ class ModelRunner:
                 return self._compute_flat(inputs, batch, positions)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
             if self._captured is not None and not (readings or is_scored) and _decodes_one_each(batch):
-                logits = self._captured.compute(
-                    self._decode_pass, batch.token_ids, positions, wanted, self._fill_in(batch)
-                )
+                logits = self._decode_by_graph(self._captured, batch, positions)
                 if logits is not None:
                     return logits
             step = StepMetadata.of(inputs)
@@ -653,6 +651,16 @@ class ModelRunner:
             )
 
     # Rows of one sequence each
+
+    def _decode_by_graph(
+        self, captured: CapturedPasses, batch: FlatBatch, positions: Int64Array
+    ) -> torch.Tensor | None:
+        """Compute one token of each sequence by a graph; None: there is none for this step."""
+        num_keys = padded_keys(positions) if self._groups.sparse else 0
+        if num_keys is None:
+            return None
+        fill_in = self._fill_in(batch)
+        return captured.compute(self._decode_pass, batch.token_ids, positions, batch.wanted, fill_in, num_keys)
 
     def _decode_pass(
         self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor

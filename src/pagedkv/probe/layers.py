@@ -228,10 +228,10 @@ class EngineGroups:
     @property
     def varying_shapes(self) -> str | None:
         """Why passes over equally many tokens have tensors of different shapes; None if the shapes are equal."""
-        if self.sparse:
-            return "an indexer scores all positions that a step sees, whose number differs from step to step"
         if self.unfolds:
             return "the model unfolds latents of all positions that a step sees, whose number differs from step to step"
+        if self.sparse:
+            return "an indexer scores all positions that a step sees, whose number differs from step to step"
         if self.states:
             return "recurrent layers take sequences in rows of equal length, whose shapes differ from step to step"
         return None
