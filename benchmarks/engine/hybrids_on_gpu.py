@@ -1,10 +1,10 @@
-"""Decode steps of hybrids on one GPU, by graphs and call by call, beside the sum of their kernels; random weights.
+"""Decode steps of hybrids, and of an indexer's model, on one GPU, by graphs and call by call; random weights.
 
-    python -m benchmarks.engine.hybrids_on_gpu [--rows 1 16] [--models falcon_h1 lfm2 qwen3_next] [--json FILE]
+    python -m benchmarks.engine.hybrids_on_gpu [--rows 1 16] [--models falcon_h1 ...] [--json FILE]
 
 Prompts of 64 tokens that share nothing are computed; then all decode 64 tokens more, and these steps are timed. The
-kernels of ten further steps are summed by torch's profiler. Shapes are those of Falcon-H1-1.5B, LFM2-1.2B, and twelve
-layers of Qwen3-Next-80B-A3B with 64 of its experts.
+kernels of ten further steps are summed by torch's profiler. Shapes are those of Falcon-H1-1.5B, LFM2-1.2B, twelve
+layers of Qwen3-Next-80B-A3B with 64 of its experts, and a narrow DeepSeek V3.2 whose indexer selects 64 tokens.
 """
 
 import argparse
@@ -59,6 +59,23 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "num_key_value_heads": 2,
         "head_dim": 256,
         "num_experts": 64,
+    },
+    "deepseek_v32": {
+        "vocab_size": 129280,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 12,
+        "mlp_layer_types": ["dense", *["sparse"] * 11],
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": 768,
+        "kv_lora_rank": 512,
+        "index_n_heads": 32,
+        "index_topk": 64,
+        "n_routed_experts": 64,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 768,
     },
 }
 
@@ -116,7 +133,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found: list[Decoded] = []
-    print("model       way     rows  ms a step  kernels, ms  of kernels  kernels")
+    print("model         way     rows  ms a step  kernels, ms  of kernels  kernels")
     for name in given.models:
         torch.manual_seed(0)
         config = AutoConfig.for_model(name, **SHAPES[name], max_position_embeddings=4096, dtype=torch.bfloat16)
@@ -139,7 +156,7 @@ def main() -> None:
             for rows in given.rows:
                 found.append(each := decode(llm, name, way, rows))
                 print(
-                    f"{name:10s}  {way:6s}  {rows:4d}  {each.step_ms:9.2f}  {each.kernels_ms:11.2f}  "
+                    f"{name:12s}  {way:6s}  {rows:4d}  {each.step_ms:9.2f}  {each.kernels_ms:11.2f}  "
                     f"{each.step_ms / each.kernels_ms:10.2f}  {each.num_kernels:7.0f}  {each.refusal or ''}",
                     flush=True,
                 )
