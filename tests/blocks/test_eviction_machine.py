@@ -393,6 +393,7 @@ def test_a_policy_that_differs_in_one_place_is_noticed(broken: type[Model]) -> N
         drive(broken, 300, phases=[Phase.generate])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [DemotesToTheFront, ProtectsUnderAnyParent, EvictsTheProtectedFirst])
 def test_an_order_that_is_not_prefix_closed_is_noticed_without_a_pool_beside_it(broken: type[Model]) -> None:
     with pytest.raises(AssertionError, match="evicted while what continues it is cached"):

@@ -218,6 +218,7 @@ def reference_hits(references: BlockReferences, capacity: int) -> int:
     return num_hits
 
 
+@pytest.mark.long
 def test_once_it_has_learnt_it_hits_as_often_as_the_reference_and_more_than_others() -> None:
     references = references_of(800, seed=3)
     lru, adaptive, ours = (pool_hits(references, 150, policy) for policy in (LRU, ADAPTIVE, HAZARD))
@@ -259,6 +260,7 @@ def test_values_are_the_index_by_its_definition() -> None:
     assert all(rates[root, RATE] for root in (ROOT_A, ROOT_B, ROOT_F))
 
 
+@pytest.mark.long
 def test_the_same_requests_evict_the_same_blocks() -> None:
     references = references_of(250, seed=5)
     assert len({pool_hits(references, 80, HAZARD) for _ in range(3)}) == 1

@@ -25,8 +25,8 @@ EACH_TIME = [file for file in FILES if file.stem != "test_large_pool"]
 @pytest.mark.parametrize(
     ("files", "one_in"),
     [
-        pytest.param(EACH_TIME[:4], 64, id="some cases of the first files"),  # two processes, for two cores
-        pytest.param(EACH_TIME[4:], 64, id="some cases of the others"),
+        pytest.param(EACH_TIME[:4], 128, id="some cases of the first files"),  # two processes, for two cores
+        pytest.param(EACH_TIME[4:], 128, id="some cases of the others"),
         *(pytest.param([file], 1, id=file.stem, marks=pytest.mark.long) for file in FILES),  # minutes
     ],
 )

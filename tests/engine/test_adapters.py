@@ -16,6 +16,7 @@ from pagedkv.engine import LLM, EngineConfig, Intent, PromptLookup, SamplingPara
 from pagedkv.engine.adapters import Adapters
 from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.tiers import FolderTier
+from tests.choosing import long_but
 from tests.engine.adapters import ASKED, answered, make_adapter, make_adapters, references
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, compare, poison, reference, serve
@@ -31,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return make_adapters(tmp_path_factory.mktemp("adapters"), "llama")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(("llama", "bamba"), FAMILIES))
 def test_mixed_requests_answer_as_generate_with_each_adapter(family: str, tmp_path: Path) -> None:
     folders = make_adapters(tmp_path, family)
     expected = references(family, folders)
@@ -56,7 +57,7 @@ MODES: dict[str, EngineConfig] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", long_but(("swap", "overlap"), MODES))
 def test_mixed_requests_answer_alike_in_all_modes(mode: str, folders: dict[str, str]) -> None:
     llm = LLM(make_model("llama"), replace(MODES[mode], adapters=folders))
     poison(llm)
@@ -153,6 +154,7 @@ def test_a_prompt_is_forgotten_of_all_adapters(folders: dict[str, str]) -> None:
     assert [each.num_cached_tokens for each in llm.generate([PROMPTS[3]] * 2, PARAMS, intents)] == [0, 0]
 
 
+@pytest.mark.long
 def test_other_engines_over_the_model_have_no_adapter(folders: dict[str, str]) -> None:
     model = make_model("llama")
     expected = reference(model, PROMPTS)

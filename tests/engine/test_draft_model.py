@@ -105,6 +105,7 @@ def test_other_families_draft(model: PreTrainedModel, name: str) -> None:
     assert counts_of(requests)[0] > 0
 
 
+@pytest.mark.long
 def test_a_draft_model_that_gives_no_numbers_changes_no_answer(
     model: PreTrainedModel, plain: list[RequestOutput]
 ) -> None:
@@ -353,6 +354,7 @@ def test_a_gap_behind_the_last_draft_would_be_noticed(model: PreTrainedModel, mo
     assert acceptance_of(model, [GREEDY] * 4) < 0.9
 
 
+@pytest.mark.long
 def test_drafts_without_the_rows_noise_would_be_noticed(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_a_load_leaks_nothing_and_starves_nobody(model: PreTrainedModel) -> None
     require_all_sorts(load, 300)
 
 
+@pytest.mark.long
 def test_a_load_that_is_guessed_leaks_nothing_either(model: PreTrainedModel) -> None:
     load = Load(model, seed=3, first_life=4)
     load.run(200)

@@ -105,6 +105,7 @@ DIGEST: Final = (
 )
 
 
+@pytest.mark.long
 def test_the_digest_is_that_of_another_process_whatever_the_order_of_its_sets() -> None:
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     done = subprocess.run(

@@ -59,6 +59,7 @@ def test_the_bar_of_52_in_55_is_met() -> None:
 # What following a hint of a like spelling led to, before types were asked for what they are.
 
 
+@pytest.mark.long
 def test_glm_5_is_not_sized_as_glm_4_moe() -> None:
     config = KEPT["GLM-5"][0]
     assert sized(config | {"model_type": "glm4_moe", "head_dim": 96}) == {"full": 1_916_928}
@@ -80,6 +81,7 @@ def test_mimo_v2_flash_is_not_sized_with_every_layer_windowed() -> None:
         memory_by_table("model", ModelConfig("config.json", KEPT["MiMo-V2-Flash"][0] | {"model_type": "mistral"}), None)
 
 
+@pytest.mark.long
 def test_a_chosen_type_counts_for_keys_and_not_for_states() -> None:
     config = KEPT["Kimi-Linear"][0]
     assert sized(config, "fp8") == {"full": 7 * 576, "state": 0}
@@ -185,6 +187,7 @@ def test_a_layer_that_selects_without_telling_is_refused(monkeypatch: pytest.Mon
         probe(make_tiny("deepseek_v32"))
 
 
+@pytest.mark.long
 def test_a_lost_window_is_noticed() -> None:
     """Negative control: a config without its pattern is sized otherwise."""
     config = KEPT["command-a"][0]

@@ -47,6 +47,7 @@ def require_right(family: str, answers: list[dict[str, Any]], *firsts: int) -> N
         assert answer["token_ids"][: dense.num_certain] == dense.token_ids[: dense.num_certain], family
 
 
+@pytest.mark.long
 def test_prompts_go_between_one_two_and_four_ranks(tmp_path: Path) -> None:
     of_two = run(2, tmp_path, OF_TWO, {})
     own = {family: LLM(model_of(family), config(tmp_path / family)) for family in FAMILIES}

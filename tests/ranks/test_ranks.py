@@ -14,6 +14,7 @@ from pagedkv.engine.ranks import INLINE_NBYTES, RankGroup
 from pagedkv.engine.sharding import shard
 from pagedkv.errors import ConfigurationError, EngineError, UnsupportedModelError
 from pagedkv.tiers import HostTier
+from tests.choosing import long_but
 from tests.engine.families import make_model
 from tests.ranks.rank_process import NUM_BLOCKS_SENT, RANKED, SIZES, answers, engine, new_weights, scored_answer
 from tests.ranks.running import free_address, run_ranks
@@ -80,7 +81,7 @@ def test_compiled_layers_and_captured_steps_answer_as_one_process() -> None:
     assert mine[0]["graphs"]["num_graphs"] > 2
 
 
-@pytest.mark.parametrize("mode", [pytest.param("die", marks=pytest.mark.long), "die-within"])
+@pytest.mark.parametrize("mode", long_but((), ("die", "die-within")))
 def test_a_rank_that_dies_ends_all_with_a_clear_error(mode: str) -> None:
     ranks = run(2, ["llama"], mode)
     assert ranks[1] == {}

@@ -208,6 +208,7 @@ def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer
     require_noticed("full", sabotage, first_seed=first_seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["charge_hits", "charge_to", pytest.param("keep_caps", marks=pytest.mark.long)])
 def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so are operations that are charged to another tenant, and caps that hits exceed."""
@@ -221,6 +222,7 @@ def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatc
     require_noticed("full, tenants")
 
 
+@pytest.mark.long
 def test_a_removed_tenant_that_stays_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenants, "move_charges", lambda *_: None)
     require_noticed("full, tenants", first_seed=6)

@@ -39,7 +39,6 @@ def overlap(mix: Mix, runs: int, profile: settings | None = None) -> Counter[str
     return seen
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("mix", MIXES, ids=str)
 def test_rows_read_their_own_tokens_whatever_is_accepted_refused_or_lost(mix: Mix, pytestconfig: pytest.Config) -> None:
     share = min(1.0, pytestconfig.getoption("--operations") / OPERATIONS_OF_ALL_RUNS)

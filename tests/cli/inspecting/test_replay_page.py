@@ -134,6 +134,7 @@ def test_the_page_of_an_ended_replay_stays_until_a_signal(number: int) -> None:
 # Whom it is shown to
 
 
+@pytest.mark.long
 def test_this_machine_needs_no_key() -> None:
     with replaying(EXAMPLE, "--limit", 5, *FAST) as shown:
         assert shown.url.startswith("http://127.0.0.1:")
@@ -141,6 +142,7 @@ def test_this_machine_needs_no_key() -> None:
         assert shown.status("events") == 200
 
 
+@pytest.mark.long
 def test_other_machines_need_the_key_that_is_printed() -> None:
     with replaying(EXAMPLE, "--limit", 5, "--inspect-host", "0.0.0.0", *FAST) as shown:  # noqa: S104 - what is tested
         assert shown.key
@@ -176,6 +178,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_tokens_of_a_trace_are_shown_and_made_up_ones_are_not(tmp_path: Path) -> None:
     own = [{"arrival_s": 0.0, "input_length": 40, "output_length": 2, "token_ids": list(range(40))}]
     with replaying(_write(tmp_path / "tokens.jsonl", own), "--num-blocks", 50, *FAST) as shown:
@@ -207,6 +210,7 @@ def test_a_trace_with_tenants_has_the_same_report(tmp_path: Path) -> None:
     assert [part["name"] for part in expected["by_tenant"]] == ["a", "b"]
 
 
+@pytest.mark.long
 def test_a_request_that_cannot_be_served_is_told(tmp_path: Path) -> None:
     rows = [{"arrival_s": 0.0, "input_length": length, "output_length": 1} for length in (5000, 50)]
     with replaying(_write(tmp_path / "large.jsonl", rows), "--num-blocks", 50, *FAST) as shown:

@@ -85,6 +85,7 @@ async def stopping_ends_requests_with_their_tokens(engine: ProcessEngine) -> Non
         os.kill(engine.process_id, 0)
 
 
+@pytest.mark.long
 def test_requests_end_as_in_this_process() -> None:
     """Several scenarios of one process, since it takes seconds to start."""
 

@@ -144,6 +144,7 @@ def test_the_first_events_are_alike(asked: Shown) -> None:
         assert without_times({**told, "buckets": 0}) == without_times({**other_told, "buckets": 0})
 
 
+@pytest.mark.long
 def test_a_request_under_way_has_its_hit_and_the_cause_in_both(asked: Shown) -> None:
     found = []
     for url in asked.urls:
@@ -172,6 +173,7 @@ def test_data_needs_an_administrators_key(asked: Shown) -> None:
     assert 'data-access="keys"' in CLIENT.get(f"{asked.url}/inspect").text
 
 
+@pytest.mark.long
 def test_there_is_no_inspector_unless_the_spec_asks_for_one() -> None:
     with pytest.raises(ConfigurationError, match="inspector must be"):
         ProcessSpec(None, "float32", CONFIG, inspector="all")  # type: ignore[arg-type]
@@ -227,6 +229,7 @@ def test_a_killed_engine_ends_the_stream_and_every_path_says_so(folder: Path) ->
         assert CLIENT.get(f"{url}/inspect").status_code == 200, "the page itself needs no engine"
 
 
+@pytest.mark.long
 def test_after_the_end_questions_fail_and_watchers_end() -> None:
     async def main() -> None:
         with ProcessEngine(ProcessSpec(None, "float32", CONFIG, inspector="blocks")) as engine:
@@ -291,6 +294,7 @@ def versions_read(place: socket.socket) -> list[int]:
     return [int(version) for version in found]
 
 
+@pytest.mark.long
 def test_a_watcher_that_does_not_read_delays_neither_answers_nor_others(large: str) -> None:
     with ExitStack() as stack:
         slow = [stack.enter_context(watcher_that_does_not_read(large)) for _ in range(3)]

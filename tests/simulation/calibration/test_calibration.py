@@ -126,6 +126,7 @@ def test_predicted_steps_take_as_long_together_as_was_measured() -> None:
     assert calibration.overall.bias > 0.04, "most steps take less than the mean"
 
 
+@pytest.mark.long
 def test_the_error_of_sums_is_small_for_noise_and_large_where_speed_drifts() -> None:
     noisy = drawn_steps(KNOWN, 2000, noise=0.2)
     noise = calibrate(noisy)
