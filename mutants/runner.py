@@ -40,7 +40,14 @@ PROMISES: Final = (
     "tests/space/test_new_blocks.py",
     "tests/space/test_faults.py",
 )
-FOLDERS: Final = ("tests/blocks", "tests/space", "tests/classic", "tests/test_keys.py", "tests/test_spec.py")
+FOLDERS: Final = (
+    "tests/blocks",
+    "tests/space",
+    "tests/scheduling",
+    "tests/classic",
+    "tests/test_keys.py",
+    "tests/test_spec.py",
+)
 MACHINES: Final = ("tests/space/test_state_machine.py", "tests/blocks/test_eviction_machine.py")
 # Long, and about other things than bookkeeping: interruptions at every line, counted objects, SHA-256 bit by bit.
 SLOW: Final = (
@@ -84,6 +91,9 @@ DEVICE_STAGES: Final = (
     Stage("kernels, interpreted", ("tests/device/test_interpreted.py",), test_seconds=600),
 )
 
+
+ENGINE: Final = "src/pagedkv/engine/"
+ENGINE_STAGES: Final = (Stage("tests of steps", ("tests/engine/test_overlap.py",), test_seconds=300),)
 
 # Run once, without a fault, to find which of them call which function.
 ASKED: Final = (*FOLDERS, *_without(*MACHINES, *SLOW, *NEGATIVE_CONTROLS), *DEVICE_STAGES[0].tests)
@@ -139,14 +149,17 @@ def judge(
         copy: where; mutation: what; seconds: how long at most.
         first: tests to begin with, such as the one that killed it last; of several lists one after another; a list is
             passed over if one of its tests is no more.
-        stages: the tests, in order; for faults of the body as many of its own.
+        stages: the tests, in order; for faults of the body and of the engine as many of their own.
 
     Raises:
         TestsFailError: a stage has no tests.
     """
     begin = time.monotonic()
     likely = tuple(Stage("likely killers", tuple(tests), stages[-1].test_seconds) for tests in first if tests)
-    own = DEVICE_STAGES[: len(stages)] if mutation.path.startswith(DEVICE) else stages
+    own = stages
+    for folder, its_stages in ((DEVICE, DEVICE_STAGES), (ENGINE, ENGINE_STAGES)):
+        if mutation.path.startswith(folder):
+            own = its_stages[: len(stages)]
     with copy.mutated(mutation):
         for stage in (*likely, *own):
             left = seconds - (time.monotonic() - begin)

@@ -10,7 +10,17 @@ import pytest
 
 from mutants.callers import Callers
 from mutants.mutation import Mutation
-from mutants.runner import ASKED, DEVICE_STAGES, STAGES, Stage, TestsFailError, Verdict, judge, require_passing
+from mutants.runner import (
+    ASKED,
+    DEVICE_STAGES,
+    ENGINE_STAGES,
+    STAGES,
+    Stage,
+    TestsFailError,
+    Verdict,
+    judge,
+    require_passing,
+)
 from mutants.sandbox import ROOT, Sandbox, sandbox
 
 pytestmark = pytest.mark.plain_only
@@ -148,6 +158,6 @@ def test_of_folders_with_large_files_only_those_of_the_root_stay_behind(tree: Pa
 
 def test_all_files_that_stages_name_are_there() -> None:
     """A path that is gone makes pytest run nothing at all, so no fault could be judged."""
-    arguments = [test for stage in (*STAGES, *DEVICE_STAGES) for test in stage.tests]
+    arguments = [test for stage in (*STAGES, *DEVICE_STAGES, *ENGINE_STAGES) for test in stage.tests]
     named = [test.removeprefix("--deselect=").partition("::")[0] for test in (*arguments, *ASKED)]
     assert [test for test in named if test.startswith("tests/") and not (ROOT / test).exists()] == []
