@@ -129,13 +129,16 @@ PEER_sglang := sglang-0.5.23
 PEER_lmcache := lmcache-0.5.6-wheel
 PEER_PACKAGES := aiofile aiofiles aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle compressed-tensors dill einops fastapi ijson ipython \
 	jsonschema lark llguidance mcp msgpack openai openai-harmony opentelemetry-exporter-prometheus orjson partial-json-parser prometheus-client psutil py-cpuinfo pybase64 \
-	'mistral_common>=1.11.6' prometheus-fastapi-instrumentator pytest-asyncio pytest-timeout requests scipy setproctitle sortedcontainers uvicorn uvloop xgrammar xxhash
+	prometheus-fastapi-instrumentator 'pydantic-extra-types[pycountry]' pytest-asyncio pytest-timeout requests scipy setproctitle sortedcontainers tiktoken uvicorn uvloop xgrammar xxhash
+# It asks for a NumPy older than ours with Python 3.11 and 3.12, and runs with ours.
+PEER_ALONE := 'mistral_common>=1.11.6'
 
 .venv/peers/.installed: $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)
 	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
 		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
 	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt $(PEER_PACKAGES)
+	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps $(PEER_ALONE)
 	@touch $@
 
 test-peers: .venv/peers/.installed ## `record`, KV events, the server and plug-ins against the code and the tests of vLLM, SGLang and LMCache (PEERS)
