@@ -2,7 +2,8 @@
 
 They run as they are in a process of their own, with a plugin in which `RemoteOpenAIServer` starts ours. A case that
 fails and is not listed fails here, as does one that is listed and passes.
-``python -m tests.peers.test_vllm_entrypoints`` prints the number by file and each case that failed, with what it said.
+``python tests/peers/test_vllm_entrypoints.py [FILE ...]``, with vLLM's folder on PYTHONPATH, prints the number by file
+and each case that failed, with what it said.
 """
 
 import importlib.util

@@ -33,7 +33,7 @@ HUB: Final = Path(os.environ["HF_HOME"]) / "hub"
 REVISION: Final = "0" * 40
 KEY: Final = "token-abc123"
 """What their clients send where a server takes any key."""
-START_S: Final = 240
+START_S: Final = 900
 OK: Final = 200
 VALUED: Final = {
     "--served-model-name": "--served-model-name",
@@ -48,6 +48,10 @@ VALUED: Final = {
     "--port": "--port",
 }
 """Their options with a value that ours have too, and ours; others choose how vLLM computes, and are left out."""
+FLAGS: Final = frozenset(
+    {"--enable-force-include-usage", "--enable-tokenizer-info-endpoint", "--return-tokens-as-token-ids"}
+)
+"""Their options without a value that ours has too."""
 ADAPTERS: Final = "--lora-modules"
 CHATML: Final = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -93,13 +97,17 @@ def make_model(folder: Path, texts: Sequence[Path]) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
+    line_end = tokenizer.convert_tokens_to_ids("Ċ")
     with torch.no_grad():  # one coordinate is the same for all tokens: by it the end is likelier than others
         model.lm_head.weight.normal_(std=0.3)
         model.model.embed_tokens.weight[:, 0] = 0.02
+        model.model.embed_tokens.weight[:, 1] = 0
+        model.model.embed_tokens.weight[line_end, 1] = 0.05  # as a prompt of a chat ends: no answer is empty
         for layer in model.model.layers:
-            layer.self_attn.o_proj.weight[0] = 0
-            layer.mlp.down_proj.weight[0] = 0
+            layer.self_attn.o_proj.weight[:2] = 0
+            layer.mlp.down_proj.weight[:2] = 0
         model.lm_head.weight[end, 0] = 4.0
+        model.lm_head.weight[end, 1] = -10.0
     model.save_pretrained(folder)
 
 
@@ -243,6 +251,7 @@ def _translated(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return the options of ours, and the adapters as ``name=path``."""
     given: dict[str, list[str]] = {}
     adapters: list[str] = []
+    flags: list[str] = []
     place = 0
     while place < len(arguments):
         name, _, joined = arguments[place].partition("=")
@@ -255,8 +264,10 @@ def _translated(arguments: list[str]) -> tuple[list[str], list[str]]:
             given[VALUED[name]] = values
         elif name == ADAPTERS:
             adapters += [_adapter(each) for each in values]
+        elif name in FLAGS:
+            flags.append(name)
     options = [part for name, values in given.items() for value in values for part in (name, value)]
-    return options, adapters
+    return [*options, *flags], adapters
 
 
 def _adapter(each: str) -> str:

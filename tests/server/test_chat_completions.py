@@ -327,3 +327,56 @@ def test_paths_of_health(server: Running) -> None:
         assert [http.get(path).status_code for path in ("/health", "/ready", "/version")] == [200] * 3
         assert http.get("/nothing").status_code == 404
         assert http.get("/v1/completions").status_code == 405
+
+
+BATCH = "/v1/chat/completions/batch"
+
+
+def test_several_conversations_are_answered_as_each_by_itself(server: Running) -> None:
+    server.script.write("batch of one", "<think>hm</think>first")
+    server.script.write("batch of two", "second")
+    conversations = [ask("batch of one"), ask("batch of two")]
+    wish = {"model": "small", "logprobs": True, "return_token_ids": True}
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        alone = [http.post("/v1/chat/completions", json={**wish, "messages": each}).json() for each in conversations]
+        answer = http.post(BATCH, json={**wish, "messages": conversations}).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    for choice, each in zip(answer["choices"], alone, strict=True):
+        assert {**choice, "index": 0} == each["choices"][0]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert answer["usage"][name] == sum(each["usage"][name] for each in alone)
+    thoughts = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert thoughts == alone[0]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+def test_a_turn_after_several_conversations_hits_its_own(server: Running) -> None:
+    server.script.write("batched turn one", "an answer that is longer than one block of sixteen tokens")
+    server.script.write("batched turn two", "another answer, of which the next turn hits every whole block")
+    conversations = [ask("batched turn one"), ask("batched turn two")]
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        choices = http.post(BATCH, json={"model": "small", "messages": conversations}).json()["choices"]
+        for choice, asked in zip(choices, conversations, strict=True):
+            said = {"role": "assistant", "content": choice["message"]["content"]}
+            turn = {"model": "small", "messages": [*asked, said, *ask("and?")], "max_tokens": 1}
+            usage = http.post("/v1/chat/completions", json=turn).json()["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] > len(asked[0]["content"]) + 32
+
+
+@pytest.mark.parametrize(
+    ("wish", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"n": 2}, "n"),
+        ({"tools": [WEATHER]}, "tools"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"messages": [ask("x")] * 129}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [ask("x"), []]}, "messages.1"),
+        ({"messages": [ask("x"), ask("y" * 4000)]}, "messages"),
+    ],
+)
+def test_several_conversations_are_refused_as_one(server: Running, wish: dict[str, object], param: str) -> None:
+    body = {"model": "small", "max_tokens": 1, "messages": [ask("x"), ask("y")], **wish}
+    refused = httpx.post(f"{server.url}{BATCH}", json=body, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert not server.service.under_way

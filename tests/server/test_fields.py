@@ -20,6 +20,7 @@ from pagedkv.server.fields import UNKNOWN_FIELDS, UNSERVED, WITHOUT_EFFECT, unse
 from pagedkv.server.http import ApiError
 from pagedkv.server.openai.embeddings import EmbeddingsRequest
 from pagedkv.server.openai.requests import (
+    ChatBatchRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -56,6 +57,14 @@ VLLM: Final[dict[type[BaseModel], str]] = {
         "return_token_ids return_weight_versions routed_experts_prompt_start return_token_offsets "
         "return_prompt_text mm_payload return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params "
         "vllm_xargs repetition_detection stream_interval"
+    ),
+    ChatBatchRequest: (
+        "messages model frequency_penalty logit_bias logprobs top_logprobs logprob_token_ids max_tokens "
+        "max_completion_tokens n presence_penalty response_format seed stop temperature top_p user tool_choice "
+        "include_reasoning best_of use_beam_search top_k min_p repetition_penalty watermarking length_penalty "
+        "early_stopping structured_outputs request_id add_generation_prompt continue_final_message chat_template "
+        "chat_template_kwargs media_io_kwargs mm_processor_kwargs priority cache_salt include_stop_str_in_output "
+        "guided_decoding_backend echo return_tokens_as_token_ids return_token_ids"
     ),
     CompletionRequest: (
         "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream "
@@ -122,6 +131,7 @@ CHAT: Final = {"model": "small", "messages": [{"role": "user", "content": "x"}],
 TEXT: Final = {"model": "small", "prompt": "x", "max_tokens": 1}
 BODIES: Final[dict[str, tuple[type[BaseModel], dict[str, Any]]]] = {
     "/v1/chat/completions": (ChatRequest, CHAT),
+    "/v1/chat/completions/batch": (ChatBatchRequest, {**CHAT, "messages": [CHAT["messages"]]}),
     "/v1/completions": (CompletionRequest, TEXT),
     "/v1/responses": (ResponsesRequest, {"model": "small", "input": "x", "max_output_tokens": 1}),
     "/v1/messages": (MessagesRequest, CHAT),

@@ -280,11 +280,13 @@ def test_log_probabilities_are_those_of_the_text(server: Running, client: Client
     (part,) = parts
     assert b"".join(bytes(each.bytes) for each in part.logprobs) == "é x".encode()
     assert [len(each.top_logprobs) for each in part.logprobs] == [2] * 4
-    (done,) = [
-        event
-        for event in client.responses.create(model="small", input="think of é", stream=True, **given)
-        if event.type == "response.output_text.done"
-    ]
+    events = list(client.responses.create(model="small", input="think of é", stream=True, **given))
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [each.model_dump() for delta in deltas for each in delta.logprobs]
+    assert streamed == [each.model_dump() for each in done.logprobs]
+    for delta in deltas:
+        assert b"".join(bytes(each.bytes) for each in delta.logprobs) == delta.delta.encode()
     assert [each.logprob for each in done.logprobs] == pytest.approx([each.logprob for each in part.logprobs], abs=1e-4)
 
 

@@ -42,11 +42,21 @@ from pagedkv.server.openai.answers import (
     OpenAIError,
     ResponseAnswer,
     Tokenized,
+    TokenizerInfo,
     Version,
 )
-from pagedkv.server.openai.completions import complete_chat, detokenize, model_card, models, tokenize
+from pagedkv.server.openai.completions import (
+    complete_chat,
+    complete_chats,
+    detokenize,
+    model_card,
+    models,
+    tokenize,
+    tokenizer_info,
+)
 from pagedkv.server.openai.embeddings import EmbeddingsAnswer, EmbeddingsRequest, embed
 from pagedkv.server.openai.requests import (
+    ChatBatchRequest,
     ChatRequest,
     CloseSessionRequest,
     CompletionRequest,
@@ -62,6 +72,7 @@ from pagedkv.server.service import Service
 STORED: Final = "/v1/responses/{response_id}"
 ANSWERS: Final[Mapping[str, type]] = {
     "/v1/chat/completions": ChatAnswer,
+    "/v1/chat/completions/batch": ChatAnswer,
     "/v1/completions": CompletionAnswer,
     "/v1/embeddings": EmbeddingsAnswer,
     "/v1/responses": ResponseAnswer,
@@ -74,6 +85,7 @@ ANSWERS: Final[Mapping[str, type]] = {
     "/v1/models/{name}": Model,
     "/tokenize": Tokenized,
     "/detokenize": Detokenized,
+    "/tokenizer_info": TokenizerInfo,
     "/close_session": ClosedSession,
     "/version": Version,
     "/load": Load,
@@ -106,6 +118,7 @@ RETRY_AFTER: Final = {"Retry-After": {"description": "Seconds to wait.", "schema
 B = TypeVar("B", bound=Body)
 BODIES: Final[list[type[BaseModel]]] = [
     ChatRequest,
+    ChatBatchRequest,
     CompletionRequest,
     EmbeddingsRequest,
     ResponsesRequest,
@@ -198,6 +211,7 @@ def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
     add_error_answers(app, service.note_refused)
     add_operators(app, service, partial(caller_of, service))
     _add_openai(app, service)
+    _add_tokens(app, service)
     _add_responses(app, service)
     _add_anthropic(app, service)
     _describe(app)
@@ -233,6 +247,11 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         caller = caller_of(service, request)
         return await complete_chat(service, await _read(service, request, ChatRequest), caller, request.receive)
 
+    @app.post("/v1/chat/completions/batch", openapi_extra=documented(ChatBatchRequest))
+    async def chat_batches(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await complete_chats(service, await _read(service, request, ChatBatchRequest), caller, request.receive)
+
     @app.post("/v1/completions", openapi_extra=documented(CompletionRequest))
     async def completions(request: Request) -> Response:
         caller = caller_of(service, request)
@@ -242,19 +261,6 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def embeddings(request: Request) -> Response:
         caller = caller_of(service, request)
         return await embed(service, await _read(service, request, EmbeddingsRequest), caller, request.receive)
-
-    @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
-    async def tokenizing(request: Request) -> Response:
-        caller = caller_of(service, request)
-        body = await _read_body(service, request, TokenizeRequest)
-        answer = await service.run_text_work(body.nbytes, partial(tokenize, service, body, caller))
-        return json_response(answer, headers=body.headers)
-
-    @app.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
-    async def detokenizing(request: Request) -> Response:
-        caller_of(service, request)
-        body = await _read_body(service, request, DetokenizeRequest)
-        return json_response(detokenize(service, body), headers=body.headers)
 
     @app.post("/close_session", openapi_extra=documented(CloseSessionRequest))
     async def close_session(request: Request) -> Response:
@@ -274,6 +280,26 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         caller_of(service, request)
         service.require_model(name)
         return json_response(model_card(service, name))
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
+    async def tokenizing(request: Request) -> Response:
+        caller = caller_of(service, request)
+        body = await _read_body(service, request, TokenizeRequest)
+        answer = await service.run_text_work(body.nbytes, partial(tokenize, service, body, caller))
+        return json_response(answer, headers=body.headers)
+
+    @app.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
+    async def detokenizing(request: Request) -> Response:
+        caller_of(service, request)
+        body = await _read_body(service, request, DetokenizeRequest)
+        return json_response(detokenize(service, body), headers=body.headers)
+
+    @app.get("/tokenizer_info")
+    async def about_tokenizer(request: Request) -> Response:
+        caller_of(service, request)
+        return json_response(tokenizer_info(service))
 
 
 def _add_responses(app: FastAPI, service: Service) -> None:

@@ -50,6 +50,10 @@ class ServerConfig:
         cors_origins: origins of web pages that may call the server, such as https://chat.example.com; ``*``: all.
         strict_fields: whether requests with unknown fields are refused; else a header of the answer and the log name
             these.
+        tells_usage: whether each chunk of a stream of chat or text completions has the usage so far, asked for or not.
+        tokens_as_ids: whether log-probabilities name tokens by their ids, ``token_id:5``, unless a request sets
+            ``return_tokens_as_token_ids``.
+        tells_tokenizer: whether ``/tokenizer_info`` tells special tokens and the chat template.
         pooling: what ``/v1/embeddings`` gives: ``mean`` of a text's hidden states, or that of its ``last`` token; None:
             embeddings are not served.
         sampling_defaults: values of sampling fields that requests leave open, as of the model's generation_config.json:
@@ -78,6 +82,9 @@ class ServerConfig:
     outlives_engine: bool = False
     cors_origins: tuple[str, ...] = ()
     strict_fields: bool = False
+    tells_usage: bool = False
+    tokens_as_ids: bool = False
+    tells_tokenizer: bool = False
     pooling: Pooling | None = None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     kept_tokens: int = 4_000_000

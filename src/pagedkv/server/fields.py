@@ -57,6 +57,8 @@ UNSERVED: Final[Mapping[str, Unserved]] = MappingProxyType(
         "bad_words": Unserved("exclude texts at /v1/completions or /v1/chat/completions", ([],)),
         "use_beam_search": Unserved(_BEAMS, (False,)),
         "length_penalty": Unserved(_BEAMS, (1,)),
+        "early_stopping": Unserved(_BEAMS, (False,)),
+        "best_of": Unserved("this server does not rank answers", (1,)),
         "watermarking": Unserved("answers are not marked", (False, {})),
         "repetition_detection": Unserved("answers are not searched for repetitions: set max_tokens", ({},)),
         "thinking_token_budget": Unserved("thoughts have no bound of their own: set max_tokens"),

@@ -130,6 +130,8 @@ class Service:
             raise ConfigurationError(
                 f"{min(twice)!r} is a name of the model and of an adapter: requests choose by names"
             )
+        as_ids = {"return_tokens_as_token_ids": True} if config.tokens_as_ids else {}
+        self._defaults: dict[str, float] = {**config.sampling_defaults, **as_ids}
         self.longest = engine.facts.max_tokens
         self.longest_text = self.longest * longest_token(tokenizer)
         self.sessions = Sessions(config.kept_tokens)
@@ -185,8 +187,8 @@ class Service:
     # Requests
 
     def fill_in(self, fields: BaseModel) -> None:
-        """Set sampling fields that a request leaves open to the model's defaults."""
-        for name, value in self.config.sampling_defaults.items():
+        """Set fields that a request leaves open to the defaults of the model and of the server."""
+        for name, value in self._defaults.items():
             if name in type(fields).model_fields and getattr(fields, name) is None:
                 setattr(fields, name, value)
 

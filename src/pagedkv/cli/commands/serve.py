@@ -117,6 +117,15 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         option("ORIGIN", "Origin of pages that may call the server; may be repeated.", panel=SERVER),
     ] = None,
     strict_fields: Annotated[bool, flag("Refuse requests with unknown fields.", panel=SERVER)] = False,
+    enable_force_include_usage: Annotated[
+        bool, flag("Tell usage in each chunk of a stream, asked for or not.", panel=SERVER)
+    ] = False,
+    return_tokens_as_token_ids: Annotated[
+        bool, flag("Name tokens of log-probabilities by ids: token_id:5.", panel=SERVER)
+    ] = False,
+    enable_tokenizer_info_endpoint: Annotated[
+        bool, flag("Tell special tokens and the chat template at /tokenizer_info.", panel=SERVER)
+    ] = False,
     pooling: Annotated[
         str | None, option("mean|last", "Serve /v1/embeddings: mean of a text, or its last token.", panel=SERVER)
     ] = None,
@@ -240,6 +249,9 @@ def serve(  # noqa: PLR0913, PLR0915 - typer needs a parameter for each option; 
         reasoning_parser=reasoning_parser,
         outlives_engine=outlive_engine,
         strict_fields=strict_fields,
+        tells_usage=enable_force_include_usage,
+        tokens_as_ids=return_tokens_as_token_ids,
+        tells_tokenizer=enable_tokenizer_info_endpoint,
         pooling=pooled,
         cors_origins=tuple(cors_origin or ()),
         sampling_defaults=defaults,

@@ -520,6 +520,19 @@ class Detokenized(TypedDict):
 
 
 @with_config(CLOSED)
+class TokenizerInfo(TypedDict):
+    """The answer of ``/tokenizer_info``; None: the tokenizer has no such token, or no template."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    model_max_length: int
+    chat_template: str | None
+
+
+@with_config(CLOSED)
 class Model(TypedDict):
     """The model."""
 

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``, whole or streamed; ``/tokenize``, ``/detokenize``, list of models.
+"""``/v1/chat/completions``, whole or streamed, or of several conversations; ``/tokenize`` and its kin, list of models.
 
 Breakpoints are parts with ``prompt_cache_breakpoint``, and ``prompt_cache_options``, in all of OpenAI's protocols. With
 options of the mode ``implicit``, the default, the whole prompt and the last three breakpoints are leased; with the mode
@@ -7,6 +7,7 @@ blocks stay cached until they are evicted. Tokens and models
 are told in vLLM's form.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from pagedkv.server.openai.answers import (
 )
 from pagedkv.server.openai.requests import (
     CacheBreakpoint,
+    ChatBatchRequest,
     ChatRequest,
     DetokenizeRequest,
     SamplingFields,
@@ -49,6 +51,7 @@ from pagedkv.server.openai.requests import (
     least_tokens,
     offered_tools,
     predicted_text,
+    refuse_unserved_in_batch,
     require_consistent,
     truncated,
 )
@@ -127,6 +130,51 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
     return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
 
 
+async def complete_chats(service: Service, body: ChatBatchRequest, caller: Caller, receive: Receive) -> Response:
+    """Answer several conversations, each as a request of its own; if one fails, all do.
+
+    Raises:
+        ApiError: a conversation cannot be served.
+        ClientGoneError: the client has disconnected.
+    """
+    service.require_model(body.model)
+    refuse_unserved_in_batch(body)
+    most = service.config.max_prompts
+    if len(body.messages) > most:
+        raise ApiError(
+            400,
+            f"messages has {len(body.messages)} conversations, and at most {most} are allowed in one request",
+            param="messages",
+        )
+    bodies = body.requests()
+    requests = await service.run_text_work(
+        body.nbytes, lambda: [as_generation_request(service, each, caller) for each in bodies]
+    )
+    outputs: list[RequestOutput] = []
+
+    async def answer(each: ChatRequest, request: GenerationRequest) -> dict[str, Any]:
+        def whole(generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
+            outputs.extend(generation.outputs)
+            return ChatCompletion(service, each, request).whole(generation, answers)
+
+        return await Exchange(service, request, receive).whole(whole)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer(*each)) for each in zip(bodies, requests, strict=True)]
+    except BaseExceptionGroup as problems:
+        raise problems.exceptions[0] from None
+    answers = [task.result() for task in tasks]
+    thoughts = [each["usage"].get("completion_tokens_details", {}).get("reasoning_tokens", 0) for each in answers]
+    joined = {
+        **answers[0],
+        "choices": [{**each["choices"][0], "index": place} for place, each in enumerate(answers)],
+        "usage": as_usage(service.usage(outputs), num_reasoning=sum(thoughts)),
+        "prompt_token_ids": None,
+    }
+    return json_response(joined, headers=body.headers)
+
+
 def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -> GenerationRequest:
     """Turn a client's request into one for the engine. Raises ApiError."""
     chat = as_chat(body)
@@ -189,6 +237,13 @@ def limits_of(
     return processors, bad_words_as_ids(words, service.encode_plain) if words else ()
 
 
+def stream_options_of(service: Service, body: SamplingFields) -> StreamOptions:
+    """Return the options of a stream; a server that tells usage in any case sets its own."""
+    if service.config.tells_usage:
+        return StreamOptions(include_usage=True, continuous_usage_stats=True)
+    return body.stream_options or StreamOptions()
+
+
 @final
 class UsageSoFar:
     """The usage that each chunk of a stream tells, with vLLM's option ``continuous_usage_stats``.
@@ -201,8 +256,8 @@ class UsageSoFar:
         num_generated: tokens of all answers so far.
     """
 
-    def __init__(self, options: StreamOptions | None, request: GenerationRequest) -> None:
-        self._is_told = options is not None and bool(options.include_usage and options.continuous_usage_stats)
+    def __init__(self, options: StreamOptions, request: GenerationRequest) -> None:
+        self._is_told = bool(options.include_usage and options.continuous_usage_stats)
         self._num_prompt = sum(len(prompt.token_ids) for prompt in request.prompts)
         self.num_generated = 0
 
@@ -272,7 +327,8 @@ class ChatCompletion:
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Write events: one that begins each answer, those of new content, and one with usage if requested."""
         write = self._writer()
-        so_far = UsageSoFar(self.body.stream_options, self.request)
+        options = stream_options_of(self.service, self.body)
+        so_far = UsageSoFar(options, self.request)
         for index in range(len(generation.writers)):
             begun = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
             yield write(begun, **so_far.told(), **(self._prompt_ids() if index == 0 else {}))
@@ -289,8 +345,7 @@ class ChatCompletion:
         for index, parts in enumerate(gathered):
             self._keep(generation, index, parts)
         more = {**generation.hints_told, **self._explained(generation)}
-        options = self.body.stream_options
-        if options is not None and options.include_usage:
+        if options.include_usage:
             more = {"usage": self._usage(generation, gathered), **generation.leases_refused, **more}
         if more:
             yield write(None, **more)
@@ -429,6 +484,21 @@ def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
     service.require_tokenizer()
     service.require_tokens(body.tokens, "tokens")
     return {"prompt": service.decode(body.tokens, keeps_special=True)}
+
+
+def tokenizer_info(service: Service) -> dict[str, Any]:
+    """Tell what clients need who render conversations themselves. Raises ApiError."""
+    if not service.config.tells_tokenizer:
+        raise ApiError(404, "this server does not tell its tokenizer: start it with tells_tokenizer", code="not_told")
+    service.require_tokenizer()
+    tokenizer = service.tokenizer
+    special = {name: getattr(tokenizer, name, None) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        **special,
+        "model_max_length": service.longest,
+        "chat_template": getattr(tokenizer, "chat_template", None),
+    }
 
 
 def model_card(service: Service, name: str) -> dict[str, Any]:

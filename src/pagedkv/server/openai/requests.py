@@ -124,17 +124,19 @@ class SamplingFields(TruncationFields, DrawingFields):
 class Message(Fields):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Annotated[str, Field(min_length=1, max_length=64)]  # templates have roles of their own: document, ipython
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
-class ChatRequest(SamplingFields):
-    """The body of ``/v1/chat/completions``."""
+Conversation: TypeAlias = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+
+class ChatFields(SamplingFields):
+    """How a conversation is answered."""
+
     max_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
     logprobs: bool | None = None
@@ -151,6 +153,23 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     echo: bool | None = None
     include_reasoning: bool | None = None
+
+
+class ChatRequest(ChatFields):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Conversation
+
+
+class ChatBatchRequest(ChatFields):
+    """The body of ``/v1/chat/completions/batch``, which is not OpenAI's: several conversations."""
+
+    messages: Annotated[list[Conversation], Field(fail_fast=True, min_length=1)]
+
+    def requests(self) -> list[ChatRequest]:
+        """Return the request for each conversation."""
+        shared = {name: getattr(self, name) for name in ChatFields.model_fields}
+        return [ChatRequest.model_validate({**shared, "messages": messages}) for messages in self.messages]
 
 
 PromptInput: TypeAlias = (
@@ -220,7 +239,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    messages: Conversation | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -336,6 +355,18 @@ def predicted_text(body: ChatRequest) -> str:
             400, "prediction must be of type content, its content a text or parts of type text", param="prediction"
         )
     return as_text(content, "prediction.content")
+
+
+def refuse_unserved_in_batch(body: ChatBatchRequest) -> None:
+    """Refuse what belongs to a single conversation, as vLLM does. Raises ApiError."""
+    for name, is_set in (
+        ("stream", bool(body.stream)),
+        ("n", (body.n or 1) > 1),
+        ("tools", bool(body.tools)),
+        ("prompt_logprobs", body.prompt_logprobs is not None),
+    ):
+        if is_set:
+            raise ApiError(400, f"{name} is not served for several conversations: send each by itself", param=name)
 
 
 def answer_format(body: SamplingFields) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final, NoReturn, TypeAlias, final
 
 import msgspec
@@ -107,7 +108,6 @@ class ResponseOutput:
     Attributes:
         items: the items so far; an item is complete once it has ended.
         reasoning: the text of all reasoning.
-        logprobs: of all tokens so far, if they were requested.
     """
 
     def __init__(self, tools: ResponseTools, texts: TokenTexts) -> None:
@@ -115,11 +115,16 @@ class ResponseOutput:
         self._texts = texts
         self.items: list[dict[str, Any]] = []
         self.reasoning = ""
-        self.logprobs: list[TokenLogprobs] = []
-        self._told_to = 0
+        self._untold: list[tuple[TokenLogprobs | None, str]] = []
+        self._text = texts.new_text()
+        self._told: list[dict[str, Any]] = []
         self._sent = ""
         self._is_open = False
         self._pieces: list[str] = []
+
+    def take(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take the log-probabilities of new tokens, before the parts that these bring."""
+        self._untold += [(each, self._text.append(each.token_id)) for each in logprobs]
 
     def add(self, parts: Sequence[Part]) -> Iterator[Event]:
         """Add parts; yield the events that report them."""
@@ -128,10 +133,13 @@ class ResponseOutput:
                 case TextPart():
                     if not self._has_open("message"):
                         yield from self.finish()
+                        self._told = []
                         yield from self._begin_content(
                             {"id": new_id("msg_"), "type": "message", "role": "assistant", "content": []}
                         )
-                    yield self._delta("response.output_text.delta", part.text, content_index=0, logprobs=[])
+                    told = [self._texts.position(each) for each in self._tokens_of(part.text)]
+                    self._told += told
+                    yield self._delta("response.output_text.delta", part.text, content_index=0, logprobs=told)
                 case ReasoningPart():
                     if not self._has_open("reasoning"):
                         yield from self.finish()
@@ -139,6 +147,7 @@ class ResponseOutput:
                             {"id": new_id("rs_"), "type": "reasoning", "summary": [], "content": []}
                         )
                     self.reasoning += part.text
+                    self._tokens_of(part.text)
                     yield self._delta("response.reasoning_text.delta", part.text, content_index=0)
                 case CallBegin():
                     yield from self.finish()
@@ -171,8 +180,8 @@ class ResponseOutput:
             part = _content(item["type"], text)
             item["content"] = [part]
             if item["type"] == "message":
-                part["logprobs"] = logprobs = self._logprobs_of(text)
-                yield self._event("response.output_text.done", content_index=0, text=text, logprobs=logprobs)
+                part["logprobs"] = self._told
+                yield self._event("response.output_text.done", content_index=0, text=text, logprobs=self._told)
             else:
                 yield self._event("response.reasoning_text.done", content_index=0, text=text)
             yield self._event("response.content_part.done", content_index=0, part=part)
@@ -204,19 +213,29 @@ class ResponseOutput:
             more, self._sent = whole[len(self._sent) :], whole
             yield self._event("response.custom_tool_call_input.delta", delta=more)
 
-    def _logprobs_of(self, text: str) -> list[dict[str, Any]]:
-        """Return log-probabilities of a message's tokens: those of the answer's that its text lies in. O(answer)."""
-        spans = self._texts.spans([each.token_id for each in self.logprobs])
-        whole = "".join(piece for _, piece in spans)
-        begin = whole.find(text, self._told_to)
-        if begin < 0 or not text:
+    def _tokens_of(self, text: str) -> list[TokenLogprobs]:
+        """Return the tokens of a delta's text, each once, and forget those before. O(tokens since the last delta).
+
+        The text begins where a token does, in front of which there may be markers; else inside one.
+        """
+        joined = "".join(piece for _, piece in self._untold)
+        starts = accumulate((len(piece) for _, piece in self._untold), initial=0)
+        begin = next((start for start in starts if joined.startswith(text, start)), joined.find(text))
+        if begin < 0:
             return []
-        self._told_to = begin + len(text)
-        return [
-            self._texts.position(each)
-            for each, (at, piece) in zip(self.logprobs, spans, strict=True)
-            if at < self._told_to and at + max(1, len(piece)) > begin
-        ]
+        end, at = begin + len(text), 0
+        found: list[TokenLogprobs] = []
+        later: list[tuple[TokenLogprobs | None, str]] = []
+        for each, piece in self._untold:
+            if at >= end:
+                later.append((each, piece))
+            elif each is not None and at + max(1, len(piece)) > begin:
+                found.append(each)
+            if at < end < at + len(piece):  # the rest of its piece is held back
+                later.append((None, joined[end : at + len(piece)]))
+            at += len(piece)
+        self._untold = later
+        return found
 
     def _has_open(self, kind: str) -> bool:
         return self._is_open and self.items[-1]["type"] == kind
@@ -338,14 +357,15 @@ class ResponseAnswer:
         self._request = request
         self._messages = messages
         self._stored = stored
-        self._output = ResponseOutput(ResponseTools(body.tools or []), TokenTexts(service.tokenizer, request.decode))
+        texts = TokenTexts(service.tokenizer, request.decode, as_ids=service.config.tokens_as_ids)
+        self._output = ResponseOutput(ResponseTools(body.tools or []), texts)
         self._created_s = int(service.wall_clock())
         self._num_events = 0
 
     def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Write the response."""
         (answer,) = answers
-        self._output.logprobs += answer.logprobs or ()
+        self._output.take(answer.logprobs or ())
         deque(self._output.add(answer.parts), maxlen=0)
         deque(self._output.finish(_status(answer)), maxlen=0)
         return self._ended(generation, answer)
@@ -357,7 +377,7 @@ class ResponseAnswer:
         yield self._encoded({"type": "response.in_progress", "response": begun})
         last: AnswerEvent | None = None
         async for last in generation.events():
-            self._output.logprobs += last.logprobs or ()
+            self._output.take(last.logprobs or ())
             for each in self._output.add(last.parts):
                 yield self._encoded(each)
         assert last is not None, "an answer without an end"

@@ -19,7 +19,7 @@ from pagedkv.server.config import Caller
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, as_explanation
 from pagedkv.server.http import ApiError, json_response
 from pagedkv.server.openai.answers import as_prompt_logprobs, as_stop_reason, as_usage
-from pagedkv.server.openai.completions import UsageSoFar, limits_of, require_few_logprobs
+from pagedkv.server.openai.completions import UsageSoFar, limits_of, require_few_logprobs, stream_options_of
 from pagedkv.server.openai.requests import (
     CompletionRequest,
     PromptFields,
@@ -127,7 +127,8 @@ class TextCompletion:
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Write events of new content, and one with usage if requested."""
         write, texts = self._writer(), self._texts
-        so_far = UsageSoFar(self.body.stream_options, self.request)
+        options = stream_options_of(self.service, self.body)
+        so_far = UsageSoFar(options, self.request)
         written = [_Written(texts) for _ in generation.writers]
         async for each in self._events(generation):
             so_far.num_generated += len(each.token_ids) if self.body.max_tokens != 0 else 0
@@ -135,8 +136,7 @@ class TextCompletion:
             if choice["text"] or each.finish_reason is not None or each.logprobs or self.body.return_token_ids:
                 yield write([choice], **so_far.told())
         more = {**generation.hints_told, **self._explained(generation.outputs)}
-        options = self.body.stream_options
-        if options is not None and options.include_usage:
+        if options.include_usage:
             more = {"usage": self._usage(generation), **more}
         if more:
             yield write([], **more)

@@ -108,19 +108,6 @@ class TokenTexts:
         """Return the text of an answer that has not begun."""
         return AnswerText(self._decode)
 
-    def spans(self, token_ids: Sequence[int]) -> list[tuple[int, str]]:
-        """Return where in the text of tokens each adds its piece, and that piece; the pieces add up to the text.
-
-        A token inside a character has no piece, and the place of the token that completes the character.
-        """
-        text, num_characters = self.new_text(), 0
-        found: list[tuple[int, str]] = []
-        for token_id in token_ids:
-            piece = text.append(token_id)
-            found.append((num_characters, piece))
-            num_characters += len(piece)
-        return found
-
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": self.text_of(token_id),
