@@ -18,6 +18,7 @@ from pagedkv.server.anthropic.bodies import CountRequest, MessagesRequest
 from pagedkv.server.app import STREAMING
 from pagedkv.server.fields import UNKNOWN_FIELDS, UNSERVED, WITHOUT_EFFECT, unserved
 from pagedkv.server.http import ApiError
+from pagedkv.server.openai.completions import tokenize
 from pagedkv.server.openai.embeddings import EmbeddingsRequest
 from pagedkv.server.openai.requests import (
     ChatBatchRequest,
@@ -338,6 +339,21 @@ def test_text_completions_have_special_tokens_unless_told_otherwise(server: Runn
     for adds, num_added in ((None, 1), (True, 1), (False, 0)):
         (prompt,) = prompts_of(service, "x", CompletionRequest(prompt="x", add_special_tokens=adds), most=1)
         assert list(prompt.token_ids).count(begin) == num_added
+
+
+def test_a_conversation_has_the_special_tokens_of_its_template_alone(server: Running) -> None:
+    body = TokenizeRequest.model_validate({"messages": CHAT["messages"], "add_special_tokens": True})
+    caller = server.service.access.identify({})
+    plain = tokenize(server.service, body.model_copy(update={"add_special_tokens": None}), caller)
+    assert tokenize(server.service, body, caller) == plain  # a tokenizer that adds none
+    tokenizer: Any = byte_tokenizer()
+    begin = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", pair=None, special_tokens=[("<|im_start|>", begin)]
+    )
+    service = Service(server.service.engine, ServerConfig("small"), OpenAccess(), tokenizer=tokenizer)
+    with pytest.raises(ApiError, match="the chat template writes all"):
+        tokenize(service, body, caller)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

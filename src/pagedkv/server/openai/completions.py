@@ -453,7 +453,7 @@ def tokenize(service: Service, body: TokenizeRequest, caller: Caller) -> dict[st
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt, a text, or messages, a conversation: one of them")
     if body.messages is not None:
-        if body.add_special_tokens:
+        if body.add_special_tokens and service.encode(""):  # a tokenizer that adds none is asked for nothing
             raise ApiError(
                 400, "add_special_tokens is for prompt: the chat template writes all", param="add_special_tokens"
             )
