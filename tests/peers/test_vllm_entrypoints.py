@@ -51,41 +51,73 @@ FILES: Final = (
 """Of ``tests/entrypoints``: completions, chat, responses, models, tokenize, metrics, access, validation of prompts."""
 
 RANDOM: Final = "needs a model that was trained: what it says, its thoughts or its calls are asked for"
+ENDS: Final = "counts on where an answer ends, which is elsewhere with a random model"
 FLAG: Final = "asks for an option of vllm serve that ours has not: "
 ROUTE: Final = "asks for a path of vLLM's that ours has not: "
-MEDIA: Final = "asks for images"
+WORDS: Final = "looks for words of vLLM's; 400 here too"
+WHOLE: Final = "asks for log-probabilities of the whole vocabulary (--max-logprobs); 20 are told here"
+DETAILS: Final = "expects usage without details; ours has those of the cache in any case"
 LOADING: Final = "adapters are given at the start (--lora), and not loaded by requests"
+BUDGET: Final = "thoughts have no bound of their own here"
 CHAT: Final = "openai/chat_completion"
+METRICS: Final = "serve/instrumentator/test_metrics.py"
+ORCA: Final = "serve/instrumentator/test_orca_metrics.py"
+MIDDLEWARE: Final = "serve/middleware/test_optional_middleware.py"
+LORA: Final = "serve/lora/test_lora_adapters.py"
 EXPECTED: Final[Mapping[str, str]] = {
-    f"{CHAT}/test_batched_chat_completions.py": f"{ROUTE}/v1/chat/completions/batch",
+    f"{CHAT}/test_chat.py::test_more_than_one_prompt_logprobs_chat": "a token of its prompt must be the likeliest",
+    f"{CHAT}/test_chat.py::test_single_chat_session": DETAILS,
+    f"{CHAT}/test_chat.py::test_structured_outputs_json_chat": ENDS,
+    f"{CHAT}/test_chat.py::test_response_format_json_object": RANDOM,
+    f"{CHAT}/test_chat.py::test_response_format_json_schema": RANDOM,
+    f"{CHAT}/test_chat.py::test_complex_message_content": RANDOM,
+    f"{CHAT}/test_chat.py::test_long_seed": WORDS,
+    f"{CHAT}/test_chat.py::test_invocations": f"{ROUTE}/invocations",
     f"{CHAT}/test_chat_completion.py::test_kv_transfer": "caches are handed on by tiers here, not by requests",
     f"{CHAT}/test_chat_completion.py::test_per_request_metrics": f"{FLAG}--enable-per-request-metrics",
-    f"{CHAT}/test_chat_echo.py::test_prompt_logprobs": f"{FLAG}--max-logprobs, for all of the vocabulary",
-    f"{CHAT}/test_chat_echo.py::test_top_logprobs": f"{FLAG}--max-logprobs, for all of the vocabulary",
-    f"{CHAT}/test_enable_force_include_usage.py": f"{FLAG}--enable-force-include-usage",
+    f"{CHAT}/test_chat_echo.py::test_prompt_logprobs": WHOLE,
+    f"{CHAT}/test_chat_echo.py::test_top_logprobs": WHOLE,
+    f"{CHAT}/test_completion_with_function_calling.py::test_named_tool_use": ENDS,
     f"{CHAT}/test_include_reasoning.py::test_include_reasoning_true": RANDOM,
     f"{CHAT}/test_include_reasoning.py::test_reasoning_tokens_in_usage": RANDOM,
     f"{CHAT}/test_include_reasoning.py::test_default_includes_reasoning": RANDOM,
+    f"{CHAT}/test_thinking_token_budget.py::test_thinking_token_budget_mixed_requests": BUDGET,
+    f"{CHAT}/test_thinking_token_budget.py::test_thinking_token_budget_limits_reasoning": BUDGET,
     "openai/completion/test_completion.py::test_batch_completions": "beams are served in Python alone",
-    "openai/completion/test_prompt_validation.py::test_empty_prompt": "looks for words of vLLM's; 400 here too",
+    "openai/completion/test_prompt_validation.py::test_empty_prompt": WORDS,
+    "openai/responses/test_parsable_context.py::test_reasoning_and_function_items": RANDOM,
+    "openai/responses/test_parsable_context.py::test_function_call_first_turn": RANDOM,
     "openai/responses/test_simple.py::test_enable_response_messages": "answers have items alone",
     "openai/responses/test_simple.py::test_reasoning_item": RANDOM,
     "openai/responses/test_simple.py::test_streaming_reasoning_tokens_e2e": RANDOM,
     "openai/responses/test_simple.py::test_non_streaming_reasoning_tokens_e2e": RANDOM,
-    "openai/responses/test_simple.py::test_streaming_logprobs": "log-probabilities are told when a text is done",
-    "openai/test_chunked_prompt.py::test_chat_completion_stream": "tokens without text have log-probabilities here too",
     "openai/test_return_token_ids.py::test_chat_completion_with_tool_use": RANDOM,
-    "openai/test_return_token_ids.py::test_comparison_with": "expects an answer that does not end by itself",
-    "openai/test_return_tokens_as_ids.py::test_completion_return_tokens_as_token_ids_completion[True]": (
-        f"{FLAG}--return-tokens-as-token-ids"
-    ),
-    "openai/test_return_tokens_as_ids.py::test_chat_return_tokens_as_token_ids_completion[True]": (
-        f"{FLAG}--return-tokens-as-token-ids"
-    ),
-    "serve/instrumentator/test_metrics.py::test_metrics_exist": MEDIA,
-    "serve/tokenize/test_tokenization.py::test_tokenizer_info": f"{FLAG}--enable-tokenizer-info-endpoint",
+    "openai/test_return_token_ids.py::test_comparison_with": ENDS,
+    "openai/test_return_token_ids.py::test_chat_completion_with_emoji_and_token_ids": ENDS,
+    "serve/instrumentator/test_basic.py::test_show_version": "expects the version of vLLM; ours tells its own",
+    f"{METRICS}::test_metrics_counts": "tokens of a step are those that it computes: the last of an answer never is",
+    f"{METRICS}::test_metrics_exist": "asks for images",
+    f"{ORCA}::test_chat_completion_with_orca_header[True]": "asks for load in a header of answers",
+    f"{ORCA}::test_completion_with_orca_header[True]": "asks for load in a header of answers",
+    f"{ORCA}::test_single_completion[True]": DETAILS,
+    f"{LORA}::test_dynamic_lora_lineage": LOADING,
+    f"{LORA}::test_load_lora_adapter": LOADING,
+    f"{LORA}::test_dynamic_lora_invalid_files": LOADING,
+    f"{LORA}::test_dynamic_lora_badrequests": LOADING,
+    f"{LORA}::test_multiple_lora_adapters": LOADING,
+    f"{LORA}::test_loading_invalid_adapters": LOADING,
+    f"{LORA}::test_beam_search_with_lora_adapters": LOADING,
+    f"{MIDDLEWARE}::test_v2_endpoint": f"{ROUTE}/v2/embed, of Cohere's clients",
+    f"{MIDDLEWARE}::test_enable_request_id_header": f"{FLAG}--enable-request-id-headers",
+    f"{MIDDLEWARE}::test_custom_request_id_header": f"{FLAG}--enable-request-id-headers",
 }
 """Cases that fail, and why, by the beginning of their names."""
+UNSTEADY: Final = (
+    f"{CHAT}/test_chat.py::test_structured_outputs_choice_chat",
+    f"{METRICS}::test_abort_metrics_reset",
+    "serve/instrumentator/test_basic.py::test_server_load",
+)
+"""Cases that want two draws to differ, or look within moments at requests that end by themselves: they mostly pass."""
 PATIENCE_S: Final = 3600
 CASE_S: Final = 300
 PEERS: Final = Path(__file__).parent
@@ -164,12 +196,14 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
 
 def test_no_case_fails_but_those_that_are_listed(cases: list[Case]) -> None:
     assert cases, "no case ran"
-    assert [each for each in cases if each.outcome == "failed" and each.reason is None] == []
+    failed = [each for each in cases if each.outcome == "failed" and not each.name.startswith(UNSTEADY)]
+    assert [each for each in failed if each.reason is None] == []
 
 
 def test_what_is_listed_fails(cases: list[Case]) -> None:
     failed = {each.name for each in cases if each.outcome == "failed"}
     assert [name for name in EXPECTED if not any(each.startswith(name) for each in failed)] == []
+    assert [each for each in cases if each.outcome == "passed" and each.reason is not None] == []
 
 
 def main() -> None:

@@ -517,7 +517,9 @@ def _as_bias(bias: Mapping[str, float]) -> dict[int, float]:
     wrong = [token for token in bias if not token.isdecimal()]
     if wrong:
         raise ApiError(
-            400, f"logit_bias must map token ids to numbers, and has the key {wrong[0][:50]!r}", param="logit_bias"
+            400,
+            f"logit_bias must map token ids to numbers, and has {', '.join(repr(key[:50]) for key in wrong[:8])}",
+            param="logit_bias",
         )
     return {int(token): value for token, value in bias.items()}
 
