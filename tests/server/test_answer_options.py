@@ -17,7 +17,6 @@ CUE: Final = "name the tokens"
 CHAT: Final = {"model": "small", "messages": [{"role": "user", "content": CUE}], "logprobs": True, "temperature": 0}
 TEXT: Final = {"model": "small", "prompt": CUE, "logprobs": 1, "max_tokens": 8, "temperature": 0}
 RESPONSE: Final = {"model": "small", "input": CUE, "top_logprobs": 1, "temperature": 0}
-OPTIONS: Final[dict[str, bool]] = {"tells_usage": True, "tokens_as_ids": True, "tells_tokenizer": True}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,7 @@ def told() -> Iterator[Running]:
     """Run a server with all three."""
     script = Script()
     script.write(CUE, "abc")
-    service = make_service(script, **OPTIONS)
+    service = make_service(script, tells_usage=True, tokens_as_ids=True, tells_tokenizer=True)
     with running(service) as url:
         yield Running(url, service, script)
 
