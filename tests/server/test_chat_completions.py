@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -10,6 +11,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from pagedkv.server.generation import GenerationRequest
+from pagedkv.server.service import Served
 from tests.server.conftest import Running
 from tests.server.serving import call_text, tool
 
@@ -379,4 +382,26 @@ def test_several_conversations_are_refused_as_one(server: Running, wish: dict[st
     body = {"model": "small", "max_tokens": 1, "messages": [ask("x"), ask("y")], **wish}
     refused = httpx.post(f"{server.url}{BATCH}", json=body, timeout=60)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    until_s = time.monotonic() + 30
+    while server.service.under_way and time.monotonic() < until_s:  # what was accepted ends within a step
+        time.sleep(0.05)
     assert not server.service.under_way
+
+
+def test_several_conversations_end_with_their_client(server: Running) -> None:
+    body = {"model": "small", "max_tokens": 1800, "ignore_eos": True, "messages": [ask("left"), ask("alone")]}
+    arrived: list[GenerationRequest] = []
+    left: list[Served] = []
+    server.service.on_arrived.append(arrived.append)
+    server.service.on_served.append(left.append)
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}{BATCH}", json=body, timeout=1)
+        until_s = time.monotonic() + 30
+        while len(left) < 2 and time.monotonic() < until_s:
+            time.sleep(0.05)
+    finally:
+        server.service.on_arrived.remove(arrived.append)
+        server.service.on_served.remove(left.append)
+    assert len(arrived) == 2
+    assert [each.has_left for each in left] == [True, True]
