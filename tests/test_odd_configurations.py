@@ -51,7 +51,13 @@ SPACE: Final[dict[str, object]] = {
 }
 COMMON: Final[dict[str, object]] = {"block_size": 4, "pool": "device", "prefix_caching": True}
 STATE: Final[dict[str, object]] = {"checkpoint_interval": 4, "max_checkpoints": None, "num_draft_states": 0}
-LISTED: Final[dict[str, object]] = {"token_ids": [1, 2, 3], "block_size": 1, "keys": RequestKeys(), "weights_epoch": ""}
+LISTED: Final[dict[str, object]] = {
+    "token_ids": [1, 2, 3],
+    "block_size": 1,
+    "keys": RequestKeys(),
+    "weights_epoch": "",
+    "num_ahead": 0,
+}
 ENGINE: Final[dict[str, object]] = {
     "block_size": 4,
     "checkpoint_interval": 8,
@@ -147,8 +153,8 @@ SAMPLING: Final[dict[str, object]] = {
 
 GOOD: Final[Mapping[str, tuple[Callable[..., Any], dict[str, object]]]] = {
     "SpaceConfig": (SpaceConfig, SPACE),
-    "FullAttention": (FullAttention, COMMON),
-    "SlidingWindow": (SlidingWindow, {**COMMON, "window": 8, "num_sink_tokens": 0, "replay": None}),
+    "FullAttention": (FullAttention, {**COMMON, "num_ahead": 1}),
+    "SlidingWindow": (SlidingWindow, {**COMMON, "window": 8, "num_sink_tokens": 0, "replay": None, "num_ahead": 1}),
     "ChunkedLocal": (ChunkedLocal, {**COMMON, "chunk_size": 8}),
     "RecurrentState": (RecurrentState, {**STATE, "pool": "state", "prefix_caching": True}),
     "Replay": (Replay, {"num_tokens": 8, "num_layers": 1}),

@@ -5,9 +5,10 @@ Digests are the same on every machine. The message of a block, all integers litt
     parent digest (32 bytes) | number of tokens, uint32 | tokens, int32 each | extra keys, as encoded
 
 The parent of a sequence's first block is ``ROOT_DIGEST``, the hash of this encoding's name; a change of
-the encoding changes that name. ``hash_block_tokens`` and ``hash_request_tokens`` are the plain reference,
-for users and for other cache tiers. The compiled loops below give the same bytes (tested) for whole
-batches of rows, without a Python object for each block.
+the encoding changes that name. Where names cover tokens ahead, the tokens of a message are the block's and those ahead,
+which the next block has as well, and the encoding's name has their number: no digest of one chain occurs in another.
+``hash_block_tokens`` and ``hash_request_tokens`` are the plain reference, for users and for other cache tiers. The
+compiled loops below give the same bytes (tested) for whole batches of rows, without a Python object for each block.
 
 Extra keys are encoded as in :mod:`pagedkv.contract.keys`, where each call encodes one block. Here one pass writes the
 media of all blocks into one array, each medium into the keys of all blocks that it overlaps, in the request's order::
@@ -44,6 +45,11 @@ ROOT_DIGEST: Final = hashlib.sha256(b"pagedkv block chain 1").digest()
 ROOT_WORDS: Final = np.frombuffer(ROOT_DIGEST, ">u4").astype(np.uint32)
 
 
+def root_digest(num_ahead: int = 0) -> bytes:
+    """Return the parent of first blocks whose names cover so many tokens ahead: ``ROOT_DIGEST`` for none."""
+    return hashlib.sha256(f"pagedkv block chain 1, {num_ahead} ahead".encode()).digest() if num_ahead else ROOT_DIGEST
+
+
 def hash_block_tokens(parent_digest: bytes, token_ids: TokenIds, extra_keys: bytes = b"") -> bytes:
     """Digest of one full block.
 
@@ -75,13 +81,17 @@ def hash_request_tokens(
     block_size: int,
     keys: RequestKeys = NO_KEYS,
     weights_epoch: str = "",
+    *,
+    num_ahead: int = 0,
 ) -> list[bytes]:
     """Digests of all full blocks of a request, first to last. O(tokens).
 
-    In other libraries, the function of this name takes the block size first, or a hash function before it.
+    With ``num_ahead``, those of a group whose names cover so many tokens ahead: only blocks behind which so many tokens
+    are known. In other libraries, the function of this name takes the block size first, or a hash function before it.
 
     Raises:
-        ConfigurationError: a block size below 1, keys that are no RequestKeys, or arguments in another order.
+        ConfigurationError: a block size below 1, ``num_ahead`` below 0, keys that are no RequestKeys, or arguments in
+            another order.
         TokenError: token ids that are not int32.
     """
     if callable(token_ids) or isinstance(token_ids, int | np.integer) or not isinstance(block_size, int | np.integer):
@@ -92,14 +102,15 @@ def hash_request_tokens(
     block_size = as_count(block_size, "block_size", least=1)
     if not isinstance(keys, RequestKeys) or not isinstance(weights_epoch, str):
         raise ConfigurationError(f"keys must be RequestKeys and weights_epoch text, got {keys!r} and {weights_epoch!r}")
-    tokens = as_token_array(token_ids)
+    num_ahead = as_count(num_ahead, "num_ahead")
+    tokens, covered = as_token_array(token_ids), block_size + num_ahead
     digests: list[bytes] = []
-    parent = ROOT_DIGEST
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        extra = keys.media_key(start, start + block_size)
+    parent = root_digest(num_ahead)
+    for start in range(0, len(tokens) - covered + 1, block_size):
+        extra = keys.media_key(start, start + covered)
         if start == 0:
             extra = keys.first_block_key(weights_epoch) + extra
-        parent = hash_block_tokens(parent, tokens[start : start + block_size], extra)
+        parent = hash_block_tokens(parent, tokens[start : start + covered], extra)
         digests.append(parent)
     return digests
 
@@ -170,10 +181,30 @@ def digest_prompt(
     out: Uint32Array,
 ) -> None:
     """Digest the first ``num_blocks`` full blocks of a prompt into ``out``."""
-    parent = ROOT_WORDS
+    digest_covered(tokens, block_size, block_size, ROOT_WORDS, num_blocks, extra_ids, extra_keys, out)
+
+
+@compiled
+def digest_covered(
+    tokens: Int32Array,
+    block_size: int,
+    covered: int,
+    root: Uint32Array,
+    num_blocks: int,
+    extra_ids: Int32Array,
+    extra_keys: ExtraKeyArrays,
+    out: Uint32Array,
+) -> None:
+    """Digest the first ``num_blocks`` full blocks of a prompt into ``out``, by names that may cover tokens ahead.
+
+    Args:
+        covered: tokens that each name covers, from its block's first one on: the block size, or more.
+        root: the parent of the first block.
+    """
+    parent = root
     for index in range(num_blocks):
         extra = extra_ids[index] if index < len(extra_ids) else 0
-        block_tokens = tokens[index * block_size : (index + 1) * block_size]
+        block_tokens = tokens[index * block_size : index * block_size + covered]
         digest_block(parent, block_tokens, extra_keys, extra, out[index])
         parent = out[index]
 
@@ -183,12 +214,15 @@ POSITION_NBYTES: Final = 16
 HEAD_NBYTES: Final = 2 + 4 + POSITION_NBYTES + 4  # bytes before a medium's digest
 
 
-def keys_of_blocks(keys: RequestKeys, weights_epoch: str, block_size: int, first: int, stop: int) -> dict[int, bytes]:
+def keys_of_blocks(
+    keys: RequestKeys, weights_epoch: str, block_size: int, first: int, stop: int, num_ahead: int = 0
+) -> dict[int, bytes]:
     """Encode the extra keys of logical blocks ``[first, stop)``; blocks without any are left out.
 
-    O(media + blocks from the first to the last that media overlap).
+    Media that begin in the ``num_ahead`` tokens behind a block belong to it as well. O(media + blocks from the first to
+    the last that media overlap).
     """
-    encodings = _media_keys(keys.media_arrays, block_size, first, stop) if keys.media else {}
+    encodings = _media_keys(keys.media_arrays, block_size, first, stop, num_ahead) if keys.media else {}
     if first == 0 and stop > 0:
         whole = keys.first_block_key(weights_epoch)
         if whole:
@@ -196,39 +230,43 @@ def keys_of_blocks(keys: RequestKeys, weights_epoch: str, block_size: int, first
     return encodings
 
 
-def _media_keys(media: MediaArrays, block_size: int, first: int, stop: int) -> dict[int, bytes]:
-    first = max(first, media.begin // block_size)
+def _media_keys(media: MediaArrays, block_size: int, first: int, stop: int, num_ahead: int) -> dict[int, bytes]:
+    first = max(first, (media.begin - num_ahead) // block_size)
     stop = min(stop, -(-media.end // block_size))
     if first >= stop:
         return {}
     begins = np.zeros(stop - first + 1, np.int64)
-    _measure(media, block_size, first, begins)
+    _measure(media, block_size, num_ahead, first, begins)
     bounds = begins.tolist()
     data = np.empty(bounds[-1], np.uint8)
-    _encode(media, block_size, first, begins, data)
+    _encode(media, block_size, num_ahead, first, begins, data)
     encoded = data.tobytes()
     return {index: encoded[begin:end] for index, (begin, end) in enumerate(pairwise(bounds), first) if begin < end}
 
 
 @compiled
-def _measure(media: MediaArrays, block_size: int, first: int, begins: Int64Array) -> None:
+def _measure(media: MediaArrays, block_size: int, num_ahead: int, first: int, begins: Int64Array) -> None:
     """Compute where the key of each block from ``first`` on begins; the last entry is the total length."""
     stop = first + len(begins) - 1
     for span in range(len(media.starts)):
         nbytes = HEAD_NBYTES + media.bounds[span + 1] - media.bounds[span]
-        for index in range(max(first, media.starts[span] // block_size), min(stop, -(-media.ends[span] // block_size))):
+        begin = max(first, (media.starts[span] - num_ahead) // block_size)
+        for index in range(begin, min(stop, -(-media.ends[span] // block_size))):
             begins[index - first + 1] += nbytes
     for index in range(1, len(begins)):
         begins[index] += begins[index - 1]
 
 
 @compiled
-def _encode(media: MediaArrays, block_size: int, first: int, cursors: Int64Array, out: Uint8Array) -> None:
+def _encode(
+    media: MediaArrays, block_size: int, num_ahead: int, first: int, cursors: Int64Array, out: Uint8Array
+) -> None:
     """Write the keys of all blocks. On entry ``cursors`` are the beginnings of the keys; on return, their ends."""
     stop = first + len(cursors) - 1
     for span in range(len(media.starts)):
         begin, end = media.bounds[span], media.bounds[span + 1]
-        for index in range(max(first, media.starts[span] // block_size), min(stop, -(-media.ends[span] // block_size))):
+        touched = max(first, (media.starts[span] - num_ahead) // block_size)
+        for index in range(touched, min(stop, -(-media.ends[span] // block_size))):
             at = cursors[index - first]
             out[at] = MEDIA
             out[at + 1] = NUM_FIELDS

@@ -30,8 +30,10 @@ from pagedkv.contract.spec import (
     GroupSpec,
     RecurrentState,
     SlidingWindow,
+    keeps_state,
     keeps_whole_prefix,
     most_checkpoints,
+    num_ahead,
     num_draft_states,
     replay_of,
 )
@@ -178,6 +180,22 @@ class SpaceConfig:
             )
         self._check_tenants()
         self._check_replays()
+        self._check_ahead()
+
+    def _check_ahead(self) -> None:
+        """Refuse what is not served beside a group whose names cover tokens ahead."""
+        covering = next((group for group in self.groups if num_ahead(group)), None)
+        if covering is None:
+            return
+        states = [group for group in self.groups if keeps_state(group) and group.prefix_caching]
+        for is_set, what in (
+            (bool(states) and self.prefix_caching, "a recurrent state: give it prefix_caching=False"),
+            (bool(self.replaying), "a window with a replay: leave replay out"),
+            (self.min_partial_hit > 0, "hits inside blocks: set min_partial_hit=0"),
+            (self.events, "events, whose readers know no such names: set events=False"),
+            (self.explain, "explanations, which compare names of whole blocks: set explain=False"),
+        ):
+            require(not is_set, f"{covering!r} has names that cover tokens ahead, which is not served beside {what}")
 
     def _check_replays(self) -> None:
         replaying = [group for group in self.groups if replay_of(group)]

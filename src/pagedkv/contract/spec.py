@@ -13,6 +13,7 @@ RecurrentState      the state after token q - 1: one block          the checkpoi
 ==================  ==============================================  =============================
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, NewType, TypeAlias, assert_never
@@ -35,8 +36,10 @@ __all__ = [
     "keeps_state",
     "keeps_whole_prefix",
     "most_checkpoints",
+    "num_ahead",
     "num_draft_states",
     "num_sink_tokens",
+    "refuse_ahead",
     "replay_of",
 ]
 
@@ -59,10 +62,22 @@ class AllocStatus(Enum):
 
 def _check_group(spec: object, *counts: str) -> None:
     for name in counts:
-        check_count(spec, name, least=0 if name == "num_sink_tokens" else 1)
+        check_count(spec, name, least=0 if name in {"num_sink_tokens", "num_ahead"} else 1)
     pool = getattr(spec, "pool", None)
     require(isinstance(pool, str), f"pool must be a name, got {pool!r}")
     check_flag(spec, "prefix_caching")
+
+
+def _check_ahead(spec: "FullAttention | SlidingWindow") -> None:
+    """Check the tokens ahead of a group's blocks, which are counted already."""
+    require(
+        spec.num_ahead <= spec.block_size,
+        f"num_ahead must be at most block_size = {spec.block_size}, got {spec.num_ahead}: take larger blocks",
+    )
+    require(
+        not spec.num_ahead or spec.prefix_caching,
+        f"num_ahead = {spec.num_ahead} is for the names of blocks, but prefix_caching is False: leave it out",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +91,25 @@ class FullAttention:
             no hit. After a hit, the sequence's leading tokens must be computed in this group alone
             (:meth:`StepPlan.compute_in <pagedkv.StepPlan.compute_in>`). That is possible where the group's layers are a
             model of their own, such as a draft model. Every rule takes this argument.
+        num_ahead: tokens behind a position on which its entries depend: 1 for a draft layer of EAGLE or MTP, which
+            computes position i from the target's hidden state at i and the token at i + 1; k for the k-th layer of a
+            deeper MTP; at most ``block_size``. The name of a block covers so many tokens ahead, so a hit is exact. The
+            block is named when they are known. Its last entries must be in memory once the step has run that computes
+            position i + num_ahead - 1. If set, the space takes no forks, loads and withdrawals, records no events and
+            no explanations, and has no recurrent states, replays and partial hits.
     """
 
     block_size: int = 16
     pool: str = DEFAULT_POOL
     prefix_caching: bool = True
+    num_ahead: int = 0
     kind: Literal["full"] = field(default="full", init=False)
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        _check_group(self, "block_size")
+        _check_group(self, "block_size", "num_ahead")
+        _check_ahead(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +146,7 @@ class SlidingWindow:
         replay: how windows that are no longer cached may be computed again, where a match allows it
             (:meth:`BlockSpace.match <pagedkv.BlockSpace.match>`). None: never. If set, every group of the space with
             prefix caching must be full attention or a window with a replay.
+        num_ahead: as in :class:`~pagedkv.FullAttention`; less than ``window``.
     """
 
     window: int
@@ -131,12 +155,19 @@ class SlidingWindow:
     pool: str = DEFAULT_POOL
     prefix_caching: bool = True
     replay: Replay | None = None
+    num_ahead: int = 0
     kind: Literal["window"] = field(default="window", init=False)
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        _check_group(self, "block_size", "window", "num_sink_tokens")
+        _check_group(self, "block_size", "window", "num_sink_tokens", "num_ahead")
+        _check_ahead(self)
+        require(
+            self.num_ahead < self.window,
+            f"num_ahead must be less than window = {self.window}, got {self.num_ahead}: a block would leave the window "
+            "before it has a name",
+        )
         is_replay = self.replay is None or isinstance(self.replay, Replay)
         require(is_replay, f"replay must be a Replay or None, got {self.replay!r}")
         require(
@@ -258,6 +289,23 @@ def replay_of(group: GroupSpec) -> Replay | None:
             return None
         case _:
             assert_never(group)
+
+
+def num_ahead(group: GroupSpec) -> int:
+    """Count the tokens behind a block that its name covers."""
+    match group:
+        case FullAttention() | SlidingWindow():
+            return group.num_ahead
+        case ChunkedLocal() | RecurrentState():
+            return 0
+        case _:
+            assert_never(group)
+
+
+def refuse_ahead(groups: Iterable[GroupSpec], what: str) -> None:
+    """Raise ConfigurationError, which says what cannot be done, if the names of a group cover tokens ahead."""
+    for group in groups:
+        require(not num_ahead(group), f"{what}: the names of {group!r} cover tokens ahead")
 
 
 def num_draft_states(group: GroupSpec) -> int:

@@ -37,6 +37,7 @@ from pagedkv.contract.spec import (
     keeps_state,
     keeps_whole_prefix,
     num_sink_tokens,
+    refuse_ahead,
 )
 from pagedkv.errors import ConfigurationError
 
@@ -317,10 +318,11 @@ class HitLengths:
         is_plain: whether a hit is a number of leading blocks: there is one group, and it keeps whole prefixes.
 
     Raises:
-        ConfigurationError: no group has prefix caching.
+        ConfigurationError: no group has prefix caching, or the names of one cover tokens ahead.
     """
 
     def __init__(self, groups: Sequence[GroupSpec]) -> None:
+        refuse_ahead(groups, "an index of replicas has no such names")
         self.numbers = [number for number, group in enumerate(groups) if group.prefix_caching]
         self._groups = [groups[number] for number in self.numbers]
         if not self._groups:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks import tenant_charges
-from pagedkv.blocks.digests import ROOT_WORDS, set_digests
+from pagedkv.blocks.digests import set_digests
 from pagedkv.blocks.life_cycle import acquire_all, reuse_all
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.record import AT_END, AT_JUNCTION, FREE, KEPT, LIFE, NULL_BLOCK, QUEUE, PoolArrays
@@ -365,8 +365,8 @@ def _begin_publishing(
         state.publish_limits[row] = admission.prompt_length
     if not state.config.prefix_caching:
         return
-    for chains, lane in zip(state.chains, state.lanes, strict=True):
-        chains[row] = _chain_behind(state, lane, prompt, hit) if hit.num_tokens else ROOT_WORDS
+    for chains, lane, root in zip(state.chains, state.lanes, state.roots, strict=True):
+        chains[row] = _chain_behind(state, lane, prompt, hit) if hit.num_tokens else root
     if prompt.has_extra_keys(state.weights.identity):
         _tag(state, row, prompt)
     if state.replaying_groups:
@@ -423,10 +423,10 @@ def _chain_behind(state: SpaceState, lane: tuple[Group, ...], prompt: Prompt, hi
             return tail.parent
     num_blocks = hit.num_tokens // lane[0].block_size
     if num_blocks == 0:
-        return ROOT_WORDS
+        return state.roots[lane[0].lane]
     ends = [(group.pool, hit.block_ids[group.index][num_blocks - 1 :]) for group in lane]
     known = [pool.arrays.digests[end] for pool, end in ends if len(end) and end[0] != NULL_BLOCK]
-    digests = known[0] if known else digests_of_prefix(state, prompt, lane[0].block_size, num_blocks)
+    digests = known[0] if known else digests_of_prefix(state, prompt, lane[0], num_blocks)
     chain: Uint32Array = digests[-1]
     return chain
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from pagedkv.blocks.auditing import check_pool
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import ROOT_WORDS, hash_block_tokens
+from pagedkv.blocks.digests import hash_block_tokens
 from pagedkv.blocks.record import (
     AHEAD,
     EXTRA,
@@ -55,6 +55,7 @@ from pagedkv.space.rows import (
     TOUCHED,
     VACANT,
     first_needed_token,
+    root_of,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import check_states, num_named_tokens
@@ -189,7 +190,8 @@ def _check_planned_once(state: SpaceState, ledger: StepLedger, group: Group) -> 
 def _check_contents(state: SpaceState, pool: BlockPool) -> None:
     """Each named block whose parent is known has the digest of its own content, unless callers brought digests.
 
-    Every peer and every tier relies on it. States kept inside intervals: :mod:`pagedkv.space.states`.
+    If its name covers tokens ahead, these are part of its content. Every peer and every tier relies on it. States kept
+    inside intervals: :mod:`pagedkv.space.states`.
     """
     arrays = pool.arrays
     blocks = np.flatnonzero(arrays.records[: pool.num_blocks, NAME])
@@ -201,12 +203,14 @@ def _check_contents(state: SpaceState, pool: BlockPool) -> None:
         records[:, NAME] - 1
     ]
     is_known = is_first | ((parents != NULL_BLOCK) & (arrays.records[parents, LIFE] == records[:, PARENT_LIFE]))
-    before = np.where(is_first[:, np.newaxis], ROOT_WORDS, arrays.digests[parents])
+    roots = np.array([root_of(group.arrays) for group in state.groups])[records[:, NAME] - 1]
+    before = np.where(is_first[:, np.newaxis], roots, arrays.digests[parents])
     if len(arrays.parent_digests):
         before, is_known = arrays.parent_digests[blocks], np.ones(len(blocks), np.bool_)
-    tokens, extras, sizes = arrays.tokens[blocks], state.extra_keys.arrays, [group.block_size for group in state.groups]
+    tokens, extras = arrays.tokens[blocks], state.extra_keys.arrays
+    covered = [group.block_size + group.num_ahead for group in state.groups]
     for place, parent in zip(np.flatnonzero(is_known).tolist(), _as_bytes(before[is_known]), strict=True):
-        block, size = int(blocks[place]), sizes[records[place, NAME] - 1]
+        block, size = int(blocks[place]), covered[records[place, NAME] - 1]
         if num_named_tokens(state, pool, block) is not None:
             continue
         begin, end = extras.bounds[records[place, EXTRA]].tolist()
@@ -259,8 +263,8 @@ def _check_rows(state: SpaceState, group: Group) -> None:
         assert not is_waiting or record[NUM_PLANNED] < record[NUM_TOKENS], f"{where}: no plan would compute it"
         assert 0 <= record[NUM_ACCEPTED] <= record[NUM_TOKENS], f"{where}: accepted beyond its tokens"
         assert mine[NUM_BLOCKS] >= -(-record[NUM_TOKENS] // group.block_size), f"{where}: too few blocks"
-        full = record[NUM_ACCEPTED] // group.block_size
-        assert mine[NUM_PUBLISHED] <= mine[NUM_DIGESTED] <= full, f"{where}: published what is not certain"
+        sealed = group.num_sealed(record[NUM_ACCEPTED])
+        assert mine[NUM_PUBLISHED] <= mine[NUM_DIGESTED] <= sealed, f"{where}: published what is not certain"
         assert 0 <= mine[DIRTY_FROM] <= mine[DIRTY_TO] <= mine[NUM_BLOCKS], f"{where}: changes beyond the table"
         entries = group.arrays.table[row]
         held = np.flatnonzero(entries != NULL_BLOCK)

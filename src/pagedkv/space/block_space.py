@@ -445,11 +445,13 @@ class BlockSpace(SpaceView):
 
         Raises:
             TooManySequencesError: there are fewer vacant rows.
+            ConfigurationError: the names of a group cover tokens ahead.
             SequenceError: ``at`` covers unknown tokens, or more than the row has; or no plan computes the tokens of a
                 recurrent state yet.
 
         Cost: O(blocks x children), about 1 ns each; O(tokens) to find the longest prefix.
         """
+        self._refuse_ahead("a row cannot be forked, so allocate its tokens again, which hit")
         parent = as_row(row)
         batch = as_batch(parent)
         require_status(self._state, batch, RUNNING)
@@ -864,7 +866,7 @@ class BlockSpace(SpaceView):
 
         Raises:
             ConfigurationError: the space has no prefix caching; ``epochs`` that have not begun, or are too old to be
-                hit; no such tenant.
+                hit; no such tenant; the names of a group cover tokens ahead.
             TokenError: the prompt has fewer tokens; see also :meth:`allocate`.
 
         Cost: O(blocks), 0.1 us each and 0.08 us for its digest.
@@ -908,9 +910,11 @@ class BlockSpace(SpaceView):
 
         Raises:
             BlockError: the null block or a foreign id; nothing is changed.
+            ConfigurationError: the names of a group cover tokens ahead; nothing is changed.
 
         Cost: O(blocks + blocks of all rows), milliseconds for thousands of blocks.
         """
+        self._refuse_ahead("content cannot be withdrawn, so free its rows and reset the prefix cache")
         owner = self._pool(pool)
         bad = loading.as_block_ids(owner, block_ids)
         return withdrawing.withdraw(self._state, owner, bad)
@@ -1152,11 +1156,12 @@ class BlockSpace(SpaceView):
         Args:
             token_ids, keys, digests, max_hit_tokens: as in :meth:`match`.
 
-        Raises: as :meth:`match`.
+        Raises: as :meth:`match`; ConfigurationError if the names of a group cover tokens ahead.
 
         Cost: O(blocks of the pool + tokens), about 3 ns a block of the pool and 0.1 us a block of the prompt that does
         not hit. Reading what was recorded when a request was admitted is cheaper (:meth:`explanation`).
         """
+        self._refuse_ahead("a hit cannot be explained, so ask match_each how far each group has it")
         hit = self.match(token_ids, keys=keys, digests=digests, max_hit_tokens=max_hit_tokens)
         return explaining.explain(self._state, hit.prompt, hit)
 

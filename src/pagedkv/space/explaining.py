@@ -157,7 +157,7 @@ def _chain(case: Case, group: Group, length: int) -> Int32Array:
     state = case.state
     if group is state.only_chain:
         return case.hit.block_ids[group.index]
-    extra_ids = extra_ids_of(state, case.prompt, group.block_size, length // group.block_size)
+    extra_ids = extra_ids_of(state, case.prompt, group, length // group.block_size)
     return follow(state, group, case.prompt, extra_ids, length).blocks
 
 
@@ -171,7 +171,7 @@ def _first_lack_of_lookups(case: Case, length: int) -> Lack | None:
         num_blocks = length // group.block_size
         if group.lane not in by_lane:
             by_lane[group.lane] = digests_up_to(case, group, num_blocks)
-        digests, extra_ids = by_lane[group.lane], extra_ids_of(state, prompt, group.block_size, num_blocks)
+        digests, extra_ids = by_lane[group.lane], extra_ids_of(state, prompt, group, num_blocks)
         index = state.loops[missing_block](
             group.pool.arrays, group.arrays, prompt.tokens, extra_ids, digests, length, length
         )
@@ -506,7 +506,7 @@ def digests_up_to(case: Case, group: Group, num_blocks: int, known: Uint32Array 
         known = _digests_of_hit(case, group)
     if len(known) < num_blocks:
         extra_ids = np.zeros(num_blocks, np.int32)
-        known_ids = extra_ids_of(case.state, case.prompt, group.block_size, num_blocks)
+        known_ids = extra_ids_of(case.state, case.prompt, group, num_blocks)
         extra_ids[: len(known_ids)] = known_ids
         while len(known) < num_blocks:
             is_unknown = extra_ids[len(known)] == UNKNOWN_KEY

@@ -87,7 +87,7 @@ def _num_shared(state: SpaceState, group: Group, prompt: Prompt) -> int:
     arrays, name, size = group.pool.arrays, group.index + 1, group.block_size
     records = arrays.records[:-NUM_SENTINELS]
     own: list[int] = []
-    for digest in digests_of_prefix(state, prompt, size, len(prompt.tokens) // size):
+    for digest in digests_of_prefix(state, prompt, group, len(prompt.tokens) // size):
         block = find(arrays, name, digest)
         if block == NULL_BLOCK:
             break
@@ -103,9 +103,9 @@ def _num_shared(state: SpaceState, group: Group, prompt: Prompt) -> int:
 
 
 def _digests_behind(state: SpaceState, lane: tuple[Group, ...], prompt: Prompt, start: int) -> set[bytes]:
-    """Digests of the prompt's blocks that reach beyond a position, and of all blocks known to continue them."""
-    block_size = lane[0].block_size
-    own = digests_of_prefix(state, prompt, block_size, len(prompt.tokens) // block_size)[start // block_size :]
+    """Digests of the prompt's blocks whose names reach beyond a position, and of all blocks known to continue them."""
+    first = lane[0]
+    own = digests_of_prefix(state, prompt, first, len(prompt.tokens) // first.block_size)[first.num_sealed(start) :]
     gone = set(_as_bytes(own))
     for group in lane:
         if group.keeps_whole_prefix:

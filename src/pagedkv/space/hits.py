@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.digests import ROOT_WORDS, digest_prompt, keys_of_blocks, words_of_digests
+from pagedkv.blocks.digests import digest_covered, keys_of_blocks, words_of_digests
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import (
@@ -35,10 +35,11 @@ from pagedkv.contract.answers import Load
 from pagedkv.contract.arguments import LARGEST_SIZE, as_array, as_token_array
 from pagedkv.contract.arrays import DIGEST_NBYTES, NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.contract.spec import TokenIds
+from pagedkv.contract.spec import TokenIds, refuse_ahead
 from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.space.rows import (
     BLOCK_SIZE,
+    COVERED,
     ENDS_HITS,
     KIND,
     NAME_IN_POOL,
@@ -48,6 +49,7 @@ from pagedkv.space.rows import (
     GroupArrays,
     first_block_of_hit,
     first_needed_token,
+    root_of,
 )
 from pagedkv.space.state import Group, SpaceState
 
@@ -235,7 +237,7 @@ class PrefixHit:
         if self._prompt.keys is not prompt.keys and self._prompt.keys != prompt.keys:
             raise ConfigurationError("match is the answer for other keys: ask with the keys that are to be allocated")
         self._require_beginning(prompt.tokens)
-        if self._version != state.version or len(prompt.tokens) <= self.num_tokens:
+        if self._version != state.version or len(prompt.tokens) <= self.num_tokens + state.beyond_hits:
             return False
         self._require_same_content(prompt.tokens)
         return True
@@ -310,6 +312,7 @@ def prepare_prompt(
 
 
 def _checked_digests(state: SpaceState, tokens: Int32Array, digests: npt.ArrayLike) -> Uint32Array:
+    refuse_ahead(state.config.groups, "digests cannot be brought, since a hit may rest on them")
     if len(state.lanes) > 1 or not all(group.keeps_whole_prefix for group in state.cached_groups):
         raise ConfigurationError(
             "digests can be brought only where all groups are full attention of one block size: elsewhere a hit "
@@ -337,24 +340,39 @@ def require_beginning(whole: Int32Array, tokens: Int32Array) -> None:
         raise TokenError(f"prompt does not begin so: its token {place} is {whole[place]}, not {tokens[place]}")
 
 
-def extra_ids_of(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Int32Array:
-    """Ids of the extra keys of the first blocks, without trailing zeros; -1 for a key that no block has."""
+def extra_ids_of(state: SpaceState, prompt: Prompt, group: Group, num_blocks: int) -> Int32Array:
+    """Ids of the extra keys of the first blocks of a lane, which has ``group``; -1 for a key that no block has.
+
+    Trailing zeros are left out.
+    """
     epoch = state.weights.identity
     if not prompt.has_extra_keys(epoch):
         return NO_IDS
-    encodings = keys_of_blocks(prompt.keys, epoch, block_size, 0, num_blocks)
+    encodings = keys_of_blocks(prompt.keys, epoch, group.block_size, 0, num_blocks, group.num_ahead)
     ids = np.zeros(max(encodings, default=-1) + 1, np.int32)
     known = [state.extra_keys.id_of(encoding) for encoding in encodings.values()]
     ids[list(encodings)] = [UNKNOWN_KEY if key_id is None else key_id for key_id in known]
     return ids
 
 
-def digests_of_prefix(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Uint32Array:
-    """Digest the first blocks of a prompt, in words: uint32 ``[n, 8]``; only up to the first unknown extra key."""
-    extra_ids = extra_ids_of(state, prompt, block_size, num_blocks)
+def digests_of_prefix(
+    state: SpaceState, prompt: Prompt, group: Group, num_blocks: int, extra_ids: Int32Array | None = None
+) -> Uint32Array:
+    """Digest the first blocks of a prompt, as those of ``group`` are named, in words: uint32 ``[n, 8]``.
+
+    Only up to the first unknown extra key, and only blocks whose names the prompt determines.
+
+    Args:
+        state: the space; prompt: the prompt; group: the group; num_blocks: how many blocks at most.
+        extra_ids: the ids of the blocks' extra keys, if they are known.
+    """
+    num_blocks = min(num_blocks, group.num_sealed(len(prompt.tokens)))
+    if extra_ids is None:
+        extra_ids = extra_ids_of(state, prompt, group, num_blocks)
     num_known = min([num_blocks, *np.flatnonzero(extra_ids == UNKNOWN_KEY)[:1].tolist()])
     digests = np.empty((num_known, 8), np.uint32)
-    digest_prompt(prompt.tokens, block_size, num_known, extra_ids, state.extra_keys.arrays, digests)
+    size, covered, keys = group.block_size, group.block_size + group.num_ahead, state.extra_keys.arrays
+    digest_covered(prompt.tokens, size, covered, root_of(group.arrays), num_known, extra_ids, keys, digests)
     return digests
 
 
@@ -426,7 +444,7 @@ class Lookup(NamedTuple):
 
     def parent_of(self, index: int) -> Uint32Array:
         """Digest of the block before a logical block, or the root."""
-        parent: Uint32Array = self.arguments[-1][index - 1] if index else ROOT_WORDS
+        parent: Uint32Array = self.arguments[-1][index - 1] if index else root_of(self.group.arrays)
         return parent
 
 
@@ -522,14 +540,14 @@ def _is_any_pending(known: Known, block_ids: list[Int32Array], tails: list[Tail]
 
 
 @inlined
-def holds_tokens(pool: PoolArrays, block: int, tokens: Int32Array, start: int, block_size: int) -> bool:
-    """Whether a block's tokens are those of a prompt from ``start`` on."""
-    num_in_pieces = block_size // PIECE * PIECE
+def holds_tokens(pool: PoolArrays, block: int, tokens: Int32Array, start: int, covered: int) -> bool:
+    """Whether the tokens that a block's name covers are those of a prompt from ``start`` on."""
+    num_in_pieces = covered // PIECE * PIECE
     for place in range(0, num_in_pieces, PIECE):
         if not same_piece(pool.tokens, block, place, tokens, start + place):
             return False
     difference = 0
-    for place in range(num_in_pieces, block_size):
+    for place in range(num_in_pieces, covered):
         difference |= pool.tokens[block, place] ^ tokens[start + place]
     return difference == 0
 
@@ -542,7 +560,7 @@ def first_other_block(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, 
     for index in range(len(blocks)):
         if index + LOOKAHEAD < len(blocks):
             prefetch(pool.tokens, blocks[index + LOOKAHEAD], 0)
-        if not holds_tokens(pool, blocks[index], tokens, index * block_size, block_size):
+        if not holds_tokens(pool, blocks[index], tokens, index * block_size, group.parameters[COVERED]):
             return index
     return -1
 
@@ -557,7 +575,7 @@ def find_block(
     extra = extra_ids[index] if index < len(extra_ids) else 0
     if block == NULL_BLOCK or pool.records[block, EXTRA] != extra:
         return NULL_BLOCK
-    if not holds_tokens(pool, block, tokens, index * block_size, block_size):
+    if not holds_tokens(pool, block, tokens, index * block_size, group.parameters[COVERED]):
         return NULL_BLOCK
     if not group.parameters[SHARES_IN_STEP] and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
         return NULL_BLOCK

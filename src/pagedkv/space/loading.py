@@ -52,6 +52,7 @@ from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Allocation, Load, Shortage, Ticket
 from pagedkv.contract.arguments import as_array
 from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
+from pagedkv.contract.spec import refuse_ahead
 from pagedkv.errors import BlockError, ConfigurationError, TokenError
 from pagedkv.space.admission import Admission, allocate, allocate_prompt, make_fit
 from pagedkv.space.declaring import declare
@@ -91,6 +92,7 @@ def load(
     """
     if not state.config.prefix_caching:
         raise ConfigurationError("a prefix is loaded into the prefix cache: this space has prefix_caching=False")
+    refuse_ahead(state.config.groups, "a prefix cannot be loaded, and is to be computed")
     if num_tokens > len(prompt.tokens):
         raise TokenError(f"{num_tokens} tokens cannot be loaded of a prompt that has {len(prompt.tokens)}")
     alignment = int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT])
@@ -154,8 +156,7 @@ def _take(state: SpaceState, ledger: StepLedger, prompt: Prompt, hit: PrefixHit)
     ]
     state.extra_keys.intern_all([encoding for by_block in encodings for encoding in by_block.values()])
     digests = [
-        digests_of_prefix(state, prompt, lane[0].block_size, len(prompt.tokens) // lane[0].block_size)
-        for lane in state.lanes
+        digests_of_prefix(state, prompt, lane[0], len(prompt.tokens) // lane[0].block_size) for lane in state.lanes
     ]
     taken, parents = [], []
     for group, hits in zip(state.groups, hit.block_ids, strict=True):
@@ -228,7 +229,7 @@ def load_that_continues(state: SpaceState, prompt: Prompt, hit: PrefixHit) -> Lo
     index = hit.num_tokens // lane.block_size
     if (index + 1) * lane.block_size > len(prompt.tokens):
         return None
-    digest = digests_of_prefix(state, prompt, lane.block_size, index + 1)[index:]
+    digest = digests_of_prefix(state, prompt, lane, index + 1)[index:]
     for answer, loading in state.loads.items():
         known = loading.digests[0][index : index + 1]
         if not loading.is_frozen and len(known) == len(digest) == 1 and (known == digest).all():

@@ -54,12 +54,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagedkv.blocks.digests import (
-    ROOT_WORDS,
-    ExtraKeyArrays,
-    digest_block,
-    digest_prompt,
-)
+from pagedkv.blocks.digests import ExtraKeyArrays, digest_block
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import find, is_child_of
 from pagedkv.blocks.record import (
@@ -93,6 +88,7 @@ from pagedkv.space.hits import (
     PrefixHit,
     Prompt,
     collect_servable,
+    digests_of_prefix,
     extra_ids_of,
     holds_tokens,
     longest_servable,
@@ -101,8 +97,10 @@ from pagedkv.space.partial_hits import beginning_in_chain, longest_inside_blocks
 from pagedkv.space.replaying import longest_with_replay
 from pagedkv.space.rows import (
     BLOCK_SIZE,
+    COVERED,
     HIT_ALIGNMENT,
     NAME_IN_POOL,
+    ROOT,
     SHARES_IN_STEP,
     GroupArrays,
 )
@@ -138,7 +136,7 @@ def _match_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefix
     """Match a prompt in the only group with prefix caching, which keeps whole prefixes."""
     most = prompt.num_hittable // group.block_size
     is_plain = prompt.keys is NO_KEYS and not state.weights.epoch  # the common case: this check takes 0.06 us, not 0.2
-    extra_ids = NO_IDS if is_plain else extra_ids_of(state, prompt, group.block_size, most)
+    extra_ids = NO_IDS if is_plain else extra_ids_of(state, prompt, group, most)
     found, pool, keys = np.empty(most, np.int32), group.pool.arrays, state.extra_keys.arrays
     num_hits, num_settled, num_free = state.loops[match_chain](
         pool, group.arrays, prompt.tokens, extra_ids, keys, prompt.digests, found
@@ -172,8 +170,7 @@ def _match_groups(state: SpaceState, prompt: Prompt) -> PrefixHit:
     if not any(group.keeps_whole_prefix for group in state.cached_groups):
         # Blocks before a window are gone, so a later check of the prompt has only this copy to compare with.
         prompt = prompt._replace(tokens=prompt.tokens.copy())
-    sizes = [lane[0].block_size for lane in state.lanes]
-    extra_ids = [extra_ids_of(state, prompt, size, len(prompt.tokens) // size) for size in sizes]
+    extra_ids = _extra_ids_by_lane(state, prompt)
     chains = follow_all(state, prompt, extra_ids)
     known = find_known(state, prompt, extra_ids, chains)
     ending = longest_boundary(known)
@@ -186,12 +183,17 @@ def _match_groups(state: SpaceState, prompt: Prompt) -> PrefixHit:
     return _answer(known, ending)
 
 
+def _extra_ids_by_lane(state: SpaceState, prompt: Prompt) -> list[Int32Array]:
+    """Return for each lane the ids of the extra keys of the prompt's full blocks."""
+    firsts = [lane[0] for lane in state.lanes]
+    return [extra_ids_of(state, prompt, group, len(prompt.tokens) // group.block_size) for group in firsts]
+
+
 def match_each(state: SpaceState, prompt: Prompt) -> tuple[int, ...]:
     """Return how many leading tokens each group could serve if no other had to; 0 outside prefix caching."""
     if not state.config.prefix_caching:
         return (0,) * len(state.groups)
-    sizes = [lane[0].block_size for lane in state.lanes]
-    extra_ids = [extra_ids_of(state, prompt, size, len(prompt.tokens) // size) for size in sizes]
+    extra_ids = _extra_ids_by_lane(state, prompt)
     most = prompt.num_hittable
     longest = dict.fromkeys((group.index for group in state.groups), 0)
     for group in state.cached_groups:
@@ -236,9 +238,9 @@ def _match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit) -> Prefix
     if answer.still_holds(state, prompt):
         return answer
     whole = match_prompt(state, answer.prompt)
-    if whole.num_tokens < len(prompt.tokens):
+    if whole.num_tokens + state.beyond_hits < len(prompt.tokens):
         return whole
-    hit = match_prompt(state, answer.prompt._replace(max_hit_tokens=prompt.num_hittable))
+    hit = match_prompt(state, answer.prompt._replace(max_hit_tokens=prompt.num_hittable - state.beyond_hits))
     hit.junction = whole.junction
     return hit
 
@@ -348,8 +350,11 @@ def follow_all(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array]) -
 
 
 def follow(state: SpaceState, group: Group, prompt: Prompt, extra_ids: Int32Array, most: int) -> Chain:
-    """Follow a prompt through one group for at most ``most`` tokens."""
-    found = np.empty(most // group.block_size, np.int32)
+    """Follow a prompt through one group for at most ``most`` tokens, as far as it determines names."""
+    num_blocks = most // group.block_size
+    if group.num_ahead:
+        num_blocks = min(num_blocks, group.num_sealed(len(prompt.tokens)))
+    found = np.empty(num_blocks, np.int32)
     pool, keys = group.pool.arrays, state.extra_keys.arrays
     num_hits, num_settled, _ = state.loops[match_chain](
         pool, group.arrays, prompt.tokens, extra_ids, keys, prompt.digests, found
@@ -399,26 +404,24 @@ def _digests_of_lane(
 ) -> Uint32Array:
     """Digests of a prompt's blocks below ``limit``, up to the first unknown extra key; read from a chain if any."""
     groups = state.lanes[lane]
-    block_size = groups[0].block_size
-    num_blocks = min([limit // block_size, *np.flatnonzero(extra_ids == UNKNOWN_KEY)[:1].tolist()])
+    num_blocks = limit // groups[0].block_size
     for group in groups:
         if group.index in chains:
+            num_blocks = min([num_blocks, *np.flatnonzero(extra_ids == UNKNOWN_KEY)[:1].tolist()])
             read_off: Uint32Array = group.pool.arrays.digests[chains[group.index].blocks[:num_blocks]]
             return read_off
-    digests = np.empty((num_blocks, 8), np.uint32)
-    digest_prompt(prompt.tokens, block_size, num_blocks, extra_ids, state.extra_keys.arrays, digests)
-    return digests
+    return digests_of_prefix(state, prompt, groups[0], num_blocks, extra_ids)
 
 
 @inlined
 def is_continuation(
-    pool: PoolArrays, name: int, block: int, parent: int, tokens: Int32Array, start: int, block_size: int, extra: int
+    pool: PoolArrays, name: int, block: int, parent: int, tokens: Int32Array, start: int, covered: int, extra: int
 ) -> bool:
     """Whether a block is a child of ``parent`` and has the tokens of a prompt from ``start`` on, and its extra keys."""
     return (
         is_child_of(pool, name, block, parent)
         and pool.records[unsigned(block), EXTRA] == extra
-        and holds_tokens(pool, block, tokens, start, block_size)
+        and holds_tokens(pool, block, tokens, start, covered)
     )
 
 
@@ -444,6 +447,7 @@ def match_chain(
     """
     records, open_step = pool.records, pool.counts[OPEN_STEP]
     name, block_size = group.parameters[NAME_IN_POOL], group.parameters[BLOCK_SIZE]
+    covered = group.parameters[COVERED]
     num_hits, num_settled, num_free, parent = 0, -1, 0, NULL_BLOCK
     for index in range(len(out)):
         start = index * block_size
@@ -452,7 +456,7 @@ def match_chain(
             break
         block = int(records[unsigned(parent), SUCCESSOR])
         _fetch_ahead(pool, block)
-        if not is_continuation(pool, name, block, parent, tokens, start, block_size, extra):
+        if not is_continuation(pool, name, block, parent, tokens, start, covered, extra):
             block = _find_child(pool, group, tokens, extra, extra_keys, digests, index, parent)
             if block == NULL_BLOCK:
                 break
@@ -494,15 +498,15 @@ def _find_child(
 ) -> int:
     """Look up the child of ``parent`` with the content of logical block ``index``; the null block if there is none."""
     name = group.parameters[NAME_IN_POOL]
-    block_size = group.parameters[BLOCK_SIZE]
-    start = index * block_size
+    covered = group.parameters[COVERED]
+    start = index * group.parameters[BLOCK_SIZE]
     if len(digests):
         block = find(pool, name, digests[index])
     else:
-        above = ROOT_WORDS if index == 0 else pool.digests[parent]
-        digest_block(above, tokens[start : start + block_size], extra_keys, extra, extra_keys.digest)
+        above = group.parameters[ROOT:].view(np.uint32) if index == 0 else pool.digests[parent]
+        digest_block(above, tokens[start : start + covered], extra_keys, extra, extra_keys.digest)
         block = find(pool, name, extra_keys.digest)
-    if is_continuation(pool, name, block, parent, tokens, start, block_size, extra):
+    if is_continuation(pool, name, block, parent, tokens, start, covered, extra):
         return block
     return NULL_BLOCK
 

@@ -1,11 +1,18 @@
 """Publishing blocks that rows complete, across groups: extra keys, digests once a lane, then the prefix index.
 
-A *lane* is all groups of one block size; each row has one chain of digests there. A block is *named* while it is in the
-prefix index, under its group and its digest.
+A *lane* is all groups of one block size whose names cover as many tokens ahead; each row has one chain of digests
+there. A block is *named* while it is in the prefix index, under its group and its digest.
 
 This module decides which of two blocks with equal content has the name. A hit in a group that keeps its whole prefix is
 verified by links from parent to child. Groups that may have lost parts of a prefix are verified by the digest chain,
 which pagedkv then computes itself.
+
+Where names cover tokens ahead, a block has these beside its own, from its block size on. They are written with its
+digest, when they are accepted; so all that compares tokens compares them too::
+
+    tokens of the sequence   a b c d | e f g h | i j
+    block 0, one ahead      [a b c d | e]                  named once e is accepted
+    block 1                           [e f g h | i]        its parent is the digest over a to e
 
 *Duplicates* are live blocks with the same content as a named block, replaced by it once that is safe. Two rows may
 compute the same content, one after the other or in one step. The first block to be published gets the name (it is the
@@ -30,6 +37,7 @@ from pagedkv.blocks.record import (
     LOOKAHEAD,
     NAME,
     NULL_BLOCK,
+    OPEN_STEP,
     PARENT,
     PARENT_LIFE,
     PENDING_STEP,
@@ -44,6 +52,7 @@ from pagedkv.space.epochs import date_open
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
+    COVERED,
     FROZEN,
     FULL,
     KIND,
@@ -52,6 +61,7 @@ from pagedkv.space.rows import (
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
+    NUM_PLANNED,
     NUM_PUBLISHED,
     RUNNING,
     STATUS,
@@ -60,6 +70,7 @@ from pagedkv.space.rows import (
     GroupArrays,
     first_sure_block,
     note_change,
+    num_sealed,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
@@ -97,7 +108,7 @@ def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
     for group in state.cached_groups:
         at = int(group.arrays.parameters[AT])
         first, stop = int(state.rows[row, at + NUM_DIGESTED]), int(state.rows[row, at + NUM_BLOCKS])
-        encodings = keys_of_blocks(keys, state.weights.identity, group.block_size, first, stop)
+        encodings = keys_of_blocks(keys, state.weights.identity, group.block_size, first, stop, group.num_ahead)
         if encodings:
             tag(state, group, group.arrays.table[row, first:stop], first, encodings)
 
@@ -134,12 +145,12 @@ NUM_DUPLICATE_FIELDS: Final = 5
 
 
 @inlined
-def same_content(pool: PoolArrays, left: int, right: int, block_size: int) -> bool:
-    """Whether two full blocks have equal tokens and extra keys."""
+def same_content(pool: PoolArrays, left: int, right: int, covered: int) -> bool:
+    """Whether two full blocks have equal extra keys, and equal tokens that their names cover."""
     if pool.records[left, EXTRA] != pool.records[right, EXTRA]:
         return False
     difference = 0
-    for index in range(block_size):
+    for index in range(covered):
         difference |= pool.tokens[left, index] ^ pool.tokens[right, index]
     return difference == 0
 
@@ -157,7 +168,7 @@ def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int,
     if other == NULL_BLOCK:
         name_block(pool, name, block, parent, parent_life)
         return block
-    if not same_content(pool, other, block, group.parameters[BLOCK_SIZE]):
+    if not same_content(pool, other, block, group.parameters[COVERED]):
         return block  # a forged digest: the new block stays unnamed, and no row gets the other's content by a hit
     record = pool.records[other]
     if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
@@ -203,7 +214,7 @@ def carrier_of_duplicate(pool: PoolArrays, group: GroupArrays, row: int, last: i
         child = find(pool, name, pool.digests[block])
         if child == NULL_BLOCK or not is_child_of(pool, name, child, carrier):
             return int(group.table[row, last])
-        if not same_content(pool, child, block, group.parameters[BLOCK_SIZE]):
+        if not same_content(pool, child, block, group.parameters[COVERED]):
             return int(group.table[row, last])
         carrier = child
     return int(carrier)
@@ -285,16 +296,43 @@ def digest_new_blocks(
     ``chains[row]`` is the digest of the row's last digested block, or the root.
     """
     at = group.parameters[AT]
-    block_size = group.parameters[BLOCK_SIZE]
+    block_size, covered = group.parameters[BLOCK_SIZE], group.parameters[COVERED]
     for row in batch:
         if rows[row, FROZEN]:
             continue
-        for index in range(rows[row, at + NUM_DIGESTED], rows[row, NUM_ACCEPTED] // block_size):
+        for index in range(rows[row, at + NUM_DIGESTED], num_sealed(group, rows[row, NUM_ACCEPTED])):
             block = group.table[row, index]
-            digest_content(pool, block, chains[row], block_size, extra_keys)
+            if covered > block_size:
+                if not is_completed(pool, group, rows, row, index):
+                    break
+                seal(pool, group, rows, row, index)
+            digest_content(pool, block, chains[row], covered, extra_keys)
             for word in range(DIGEST_WORDS):
                 chains[row, word] = pool.digests[block, word]
             rows[row, at + NUM_DIGESTED] = index + 1
+
+
+@compiled
+def is_completed(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int) -> bool:
+    """Whether the step that computes the last entry of a row's full block is planned, or is that of the block's tokens.
+
+    With more than one token ahead it may be a later one.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    last = index * block_size + group.parameters[COVERED] - 2  # the position with which that entry is computed
+    is_pending = pool.records[group.table[row, index], PENDING_STEP] == pool.counts[OPEN_STEP]
+    return bool(is_pending or last < (index + 1) * block_size or rows[row, NUM_PLANNED] > last)
+
+
+@compiled
+def seal(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int) -> None:
+    """Write the tokens ahead of a row's full block beside its own. It is pending until its last entry is computed."""
+    block_size, covered = group.parameters[BLOCK_SIZE], group.parameters[COVERED]
+    block, behind = group.table[row, index], group.table[row, index + 1]
+    if covered > block_size + 1:
+        pool.records[block, PENDING_STEP] = max(pool.records[block, PENDING_STEP], rows[row, LAST_STEP])
+    for place in range(covered - block_size):
+        pool.tokens[block, block_size + place] = pool.tokens[behind, place]
 
 
 @compiled
@@ -311,6 +349,8 @@ def copy_new_digests(
     at = group.parameters[AT]
     for row in batch:
         for index in range(rows[row, at + NUM_DIGESTED], rows[row, source_at + NUM_DIGESTED]):
+            if group.parameters[COVERED] > group.parameters[BLOCK_SIZE]:
+                seal(pool, group, rows, row, index)
             copy_digest(source_pool, source.table[row, index], pool, group.table[row, index])
         rows[row, at + NUM_DIGESTED] = rows[row, source_at + NUM_DIGESTED]
 

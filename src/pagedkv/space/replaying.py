@@ -169,7 +169,7 @@ def _digests_of_hit(state: SpaceState, group: Group, prompt: Prompt, hit: Prefix
     """Return the digests of a prompt's first blocks, which hit in full attention, for a group of any block size."""
     whole = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
     if whole is None:
-        return digests_of_prefix(state, prompt, group.block_size, stop)
+        return digests_of_prefix(state, prompt, group, stop)
     return whole.pool.arrays.digests[hit.block_ids[whole.index][:stop]]
 
 

@@ -29,12 +29,13 @@ from typing import Final, NamedTuple, assert_never
 
 import numpy as np
 
+from pagedkv.blocks.digests import root_digest
 from pagedkv.blocks.life_cycle import release
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.record import KEPT, NAME, REF_COUNT, SPARE, PoolArrays, aligned_zeros
 from pagedkv.blocks.tenant_charges import charge_to
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Uint32Array
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import (
     ChunkedLocal,
@@ -44,6 +45,7 @@ from pagedkv.contract.spec import (
     SlidingWindow,
     keeps_state,
     keeps_whole_prefix,
+    num_ahead,
     num_draft_states,
     num_sink_tokens,
 )
@@ -103,7 +105,10 @@ HIT_ALIGNMENT: Final = 11  # hits of whole blocks end at multiples of this numbe
 HITS_INSIDE: Final = 12  # hits may end inside a block (space/partial_hits.py)
 NUM_DRAFT_STATES: Final = 13  # slots of a row's draft states (space/drafting.py); 0 if it has none
 SURE: Final = 14  # the column of its rows with SURE_FROM; 0 if the group cannot be replayed
-NUM_PARAMETERS: Final = 15
+COVERED: Final = 15  # tokens that a block's name covers, from the block's first one on: its own, and those ahead
+MOST_AHEAD: Final = 16  # the most tokens ahead of any group, without which no hit ends anywhere
+ROOT: Final = 17  # the eight words of the digest before a first block
+NUM_PARAMETERS: Final = ROOT + DIGEST_WORDS
 # Values of KIND.
 FULL: Final = 0
 WINDOW: Final = 1
@@ -173,6 +178,9 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     others = [other for other in config.groups if other.prefix_caching]
     parameters[SHARES_IN_STEP] = not any(keeps_state(other) for other in others)
     parameters[ENDS_HITS] = kind != CHUNK or all(rule_of(other)[0] == CHUNK for other in others)
+    parameters[COVERED] = block_size + num_ahead(spec) * caching
+    parameters[MOST_AHEAD] = max(map(num_ahead, others), default=0) * caching
+    parameters[ROOT:] = np.frombuffer(root_digest(num_ahead(spec)), ">u4").astype(np.uint32).view(np.int32)
     parameters[PLANNED] = NUM_PLANNED
     has_chains = any(keeps_whole_prefix(other) for other in others)
     parameters[SHEDS] = caching and config.shed_windows and has_chains and kind != FULL
@@ -200,6 +208,18 @@ def _new_table(max_sequences: int, width: int) -> Int32Array:
     # One spare cache line for each row: with a stride of a power of two all rows would share a few cache sets.
     stride = -(-width // CACHE_LINE_ENTRIES) * CACHE_LINE_ENTRIES + CACHE_LINE_ENTRIES
     return np.zeros((max_sequences, stride), np.int32)
+
+
+def root_of(group: GroupArrays) -> Uint32Array:
+    """Return the digest before the first block of a sequence, in words: uint32 ``[8]``. Loops cannot return arrays."""
+    return group.parameters[ROOT:].view(np.uint32)
+
+
+@inlined
+def num_sealed(group: GroupArrays, num_tokens: int) -> int:
+    """Count the full blocks of so many tokens whose names these determine: those behind which the tokens ahead are."""
+    num_ahead = group.parameters[COVERED] - group.parameters[BLOCK_SIZE]
+    return int(max(0, num_tokens - num_ahead) // group.parameters[BLOCK_SIZE])
 
 
 @inlined

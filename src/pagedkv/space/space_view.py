@@ -7,7 +7,7 @@ Methods here change nothing, except that draining events empties the event buffe
 from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
 
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from pagedkv.contract.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.contract.plan import PageLists, StepPlan
 from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import refuse_ahead
 from pagedkv.errors import ConfigurationError, InterruptedSpaceError
 from pagedkv.space import (
     planning,
@@ -44,6 +45,8 @@ from pagedkv.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.space.stored_blocks import StoredBlock
 from pagedkv.space.tenants import TenantRoom
+
+NOT_LISTED: Final = "cached blocks cannot be listed for others, who compute names of whole blocks"
 
 
 class SpaceView:
@@ -205,6 +208,10 @@ class SpaceView:
             raise ConfigurationError(f"there is no pool {name!r}: the pools are {list(self._state.pools)}")
         return self._state.pools[name]
 
+    def _refuse_ahead(self, what: str) -> None:
+        if self._state.ahead_groups:
+            refuse_ahead(self._state.config.groups, what)
+
     def _group(self, index: int) -> Group:
         if as_count(index, "group", least=-1) not in range(len(self._state.groups)):
             raise ConfigurationError(f"there is no group {index}: the groups are 0 to {len(self._state.groups) - 1}")
@@ -288,7 +295,11 @@ class SpaceView:
 
         After a GAP event, a consumer of events drains them, forgets the pool, takes this list for what it holds, and
         goes on with the events.
+
+        Raises:
+            ConfigurationError: there is no such pool, or the names of a group cover tokens ahead.
         """
+        self._refuse_ahead(NOT_LISTED)
         return stored_blocks.list_stored(self._state, self._pool(pool))
 
     def next_victims(self, num_blocks: int, pool: str | None = None) -> StoredBlocks:
@@ -301,8 +312,12 @@ class SpaceView:
             num_blocks: how many allocations.
             pool: name of a device pool; the first group's when None.
 
+        Raises:
+            ConfigurationError: there is no such pool, or the names of a group cover tokens ahead.
+
         Cost: O(num_blocks).
         """
+        self._refuse_ahead(NOT_LISTED)
         return stored_blocks.next_victims(self._state, self._pool(pool), as_count(num_blocks, "num_blocks"))
 
     def stored_block(self, digest: bytes | npt.NDArray[np.uint8], group: int = 0) -> StoredBlock | None:
@@ -312,7 +327,9 @@ class SpaceView:
 
         Raises:
             BlockError: ``digest`` is neither 32 bytes nor uint8 ``[32]``.
+            ConfigurationError: there is no such group, or the names of one cover tokens ahead.
         """
+        self._refuse_ahead(NOT_LISTED)
         found = stored_blocks.look_up(self._state, self._group(group), digest)
         if found is not None and found.block_id in self._ledger.moved_blocks(found.pool)[0]:
             return replace(found, is_computed=False)

@@ -1,7 +1,7 @@
 """The state of a block space: pools, groups, rows and digest chains, built from a configuration.
 
-Owns construction and the few look-ups that every operation needs. Groups of equal block size share a *lane*, with one
-digest chain for each row, computed once for all of them.
+Owns construction and the few look-ups that every operation needs. Groups of equal block size, whose names cover equally
+many tokens ahead, share a *lane*, with one digest chain for each row, computed once for all of them.
 
 Whether there are enough free blocks for an operation is asked here, too. The needs of an operation are given by tenant
 and pool (:data:`Needs`). A space without tenants has a :class:`Room`, in which all blocks are for
@@ -46,7 +46,7 @@ from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import GroupSpec, StepId, keeps_state, most_checkpoints, num_draft_states
+from pagedkv.contract.spec import GroupSpec, StepId, keeps_state, most_checkpoints, num_ahead, num_draft_states
 from pagedkv.errors import (
     ConfigurationError,
     FreedSequenceError,
@@ -63,11 +63,13 @@ from pagedkv.space.receipts import ReceiptBook
 from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
+    COVERED,
     FULL,
     KIND,
     LAST_STEP,
     LOST,
     LOST_ON_HOST,
+    MOST_AHEAD,
     NUM_DRAFT_STATES,
     NUM_ENDS,
     NUM_PLANNED,
@@ -88,6 +90,7 @@ from pagedkv.space.rows import (
     new_draft_arrays,
     new_group_arrays,
     new_rows,
+    root_of,
 )
 
 NO_LANE: Final = -1
@@ -125,11 +128,13 @@ class Group:
         arrays: table and parameters.
         pool: the device pool of its blocks.
         host_pool: the pool for its swapped-out blocks, or None.
-        lane: index of the digest chain that it shares with groups of the same block size; -1 outside prefix caching.
+        lane: index of the digest chain that it shares with groups of the same block size and as many tokens ahead; -1
+            outside prefix caching.
         planned: the column of the rows with the number of tokens that are planned in this group.
         block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
         keeps_whole_prefix: whether the rule never drops a block (full attention).
         view: the first arguments of compiled loops over its rows: ``loop(*group.view, ...)``.
+        num_ahead: tokens behind a block that its name covers.
     """
 
     index: int
@@ -142,6 +147,7 @@ class Group:
     block_size: int
     keeps_whole_prefix: bool
     view: GroupView
+    num_ahead: int
 
     @property
     def stays_out(self) -> bool:
@@ -162,6 +168,10 @@ class Group:
         """First position, sinks apart, that the computation of position ``query`` and all later ones reads."""
         kind, span = (int(self.arrays.parameters[column]) for column in (KIND, SPAN))
         return first_needed_token(kind, span, query)
+
+    def num_sealed(self, num_tokens: int) -> int:
+        """Count the full blocks of so many tokens whose names these determine."""
+        return max(0, num_tokens - self.num_ahead) // self.block_size
 
     def num_slots_blocks(self, num_tokens: int, num_lookahead: int) -> int:
         """Count the blocks for this many tokens and reserved slots (a recurrent state reserves none)."""
@@ -443,9 +453,10 @@ class SpaceState:
         groups: the groups, in the configuration's order; cached_groups: those in prefix caching (all, if the space has
             none); outsiders: those outside it; replaying_groups: those whose windows can be replayed; own_starts:
             outsiders and replaying_groups. planned_columns: int32, the rows' columns with the planned tokens of any
-            group. lanes: the groups of each digest chain. shedding_groups: those whose windows leave cached only what
-            later prompts can hit. state_groups: those that keep states for prefixes to hit. sliding_groups: those that
-            do not keep whole prefixes.
+            group. lanes: the groups of each digest chain. ahead_groups: those whose names cover tokens ahead;
+            beyond_hits: tokens that a prompt must have behind a hit, beside the one that is always computed.
+            shedding_groups: those whose windows leave cached only what later prompts can hit. state_groups: those that
+            keep states for prefixes to hit. sliding_groups: those that do not keep whole prefixes.
         ends: for each shedding group, by its index, int32 ``[max_sequences, NUM_ENDS]``, the positions before which
             blocks stay cached (:mod:`pagedkv.space.windows`); empty for other sliding groups.
         checkpoints: the states kept inside intervals, if the space has state_groups.
@@ -455,7 +466,8 @@ class SpaceState:
         draft_tables: the second tables of groups that keep draft states; tables: those of the groups, then these.
             num_draft_states: most open tokens of a row, if a group is a recurrent state.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.space.rows`).
-        chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
+        chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block. roots: per lane uint32
+            ``[8]``, the digest before a first block.
         vacant_rows: rows to be handed out, from the end: the row vacated last is warm in the processor's caches.
         serials: int32 ``[max_sequences]``, grows with every sequence that gets a row, so that old plans are recognized.
         relies_on: int32 ``[max_sequences]``, last step in which another row computes content that this row shares; if
@@ -520,10 +532,11 @@ class SpaceState:
         self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
         self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
         self.planned_columns = np.array(list(dict.fromkeys(group.planned for group in self.groups)), np.int32)
+        self.ahead_groups = tuple(group for group in self.cached_groups if group.num_ahead)
         cached = self.cached_groups[0]
         is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
-        self.only_chain = cached if is_one_chain else None
-        self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
+        self.only_chain = cached if is_one_chain and not self.ahead_groups else None
+        self.extra_keys = ExtraKeyTable(max(group.block_size + group.num_ahead for group in self.groups))
         self.lanes = self._lanes()
         first = self.groups[0]
         self.loops = Loops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
@@ -543,6 +556,8 @@ class SpaceState:
     def _make_optional(self) -> None:
         """Make what only some spaces keep, beside the records of rows."""
         config = self.config
+        self.roots = [root_of(lane[0].arrays) for lane in self.lanes]
+        self.beyond_hits = max(0, int(self.cached_groups[0].arrays.parameters[MOST_AHEAD]) - 1)
         self.sliding_groups = tuple(group for group in self.groups if not group.keeps_whole_prefix)
         self.ends = {
             group.index: np.zeros((config.max_sequences * bool(group in self.shedding_groups), NUM_ENDS), np.int32)
@@ -568,11 +583,12 @@ class SpaceState:
         for name, count in num_blocks.items():
             if count == 0:
                 continue
-            block_size = max(group.block_size for group in config.groups if group.pool == name)
+            mine = [group for group in config.groups if group.pool == name]
+            block_size, covered = (max(size(group) for group in mine) for size in (_block_size, _covered))
             pools[name] = BlockPool(
                 name,
                 count,
-                block_size,
+                covered,
                 caching=config.prefix_caching,
                 policy=policy,
                 in_order=config.in_order,
@@ -611,17 +627,18 @@ class SpaceState:
 
     def _new_groups(self) -> tuple[Group, ...]:
         config = self.config
-        lane_of_size: dict[int, int] = {}
+        lane_of_size: dict[tuple[int, int], int] = {}
         groups = []
         for index, spec in enumerate(config.groups):
             arrays = new_group_arrays(index, config)
             block_size, is_full = int(arrays.parameters[BLOCK_SIZE]), bool(arrays.parameters[KIND] == FULL)
             planned = int(arrays.parameters[PLANNED])
             stays_out = config.prefix_caching and not spec.prefix_caching
-            lane = NO_LANE if stays_out else lane_of_size.setdefault(block_size, len(lane_of_size))
+            ahead = int(arrays.parameters[COVERED]) - block_size
+            lane = NO_LANE if stays_out else lane_of_size.setdefault((block_size, ahead), len(lane_of_size))
             pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
             view = GroupView(pool.arrays, arrays, self.rows)
-            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view))
+            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view, ahead))
         return tuple(groups)
 
     def _new_draft_tables(self) -> tuple[DraftTable, ...]:
@@ -715,6 +732,14 @@ class SpaceState:
         """Return a number with which no batch of rows was marked before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
+
+
+def _block_size(spec: GroupSpec) -> int:
+    return spec.block_size
+
+
+def _covered(spec: GroupSpec) -> int:
+    return spec.block_size + num_ahead(spec)
 
 
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:

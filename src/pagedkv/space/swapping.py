@@ -54,6 +54,7 @@ from pagedkv.space.rows import (
     AT,
     BLOCK_SIZE,
     CACHING,
+    COVERED,
     FROZEN,
     FULL,
     KIND,
@@ -422,7 +423,7 @@ def find_twin(
     if group.parameters[KIND] == FULL and not is_child_of(destination, name, twin, parent):
         return NULL_BLOCK
     difference = destination.records[twin, EXTRA] ^ source.records[block, EXTRA]
-    for slot in range(group.parameters[BLOCK_SIZE]):
+    for slot in range(group.parameters[COVERED]):
         difference |= destination.tokens[twin, slot] ^ source.tokens[block, slot]
     if len(source.epochs) and not same_epochs(source, block, destination, twin):
         return NULL_BLOCK

@@ -8,7 +8,6 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from pagedkv.blocks.digests import ROOT_WORDS
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.record import LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
@@ -34,12 +33,14 @@ from pagedkv.space.rows import (
     NUM_TOKENS,
     PLANNED,
     RECURRENT,
+    ROOT,
     SPAN,
     GroupArrays,
     blocks_for,
     cut_changes,
     first_needed_token,
     first_sure_block,
+    num_sealed,
     release_or_shed,
 )
 from pagedkv.space.state import Group, SpaceState
@@ -193,8 +194,7 @@ def _obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
     record = rows[row]
     if length == record[NUM_TOKENS]:
         return 0
-    block_size = group.parameters[BLOCK_SIZE]
-    for index in range(length // block_size, blocks_for(record[NUM_TOKENS], block_size)):
+    for index in range(num_sealed(group, length), blocks_for(record[NUM_TOKENS], group.parameters[BLOCK_SIZE])):
         block = group.table[row, index]
         if block != NULL_BLOCK and pool.records[block, REF_COUNT] > 1:
             return SHARED
@@ -252,7 +252,7 @@ def shrink(
         if (rows[row, num_blocks_column] - 1) * block_size >= length:
             give_back(pool, group, rows, row, blocks_for(length, block_size))
         if length < rows[row, NUM_TOKENS]:
-            if rows[row, num_digested_column] * block_size > length:
+            if rows[row, num_digested_column] > num_sealed(group, length):
                 rewound[num_rewound] = row
                 num_rewound += 1
             cut_content(pool, group, rows, row, length)
@@ -279,13 +279,16 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
 
 @inlined
 def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> None:
-    """Discard a row's recorded content from ``length`` on; a named block that will be overwritten loses its name."""
+    """Discard a row's recorded content from ``length`` on; a named block that will be overwritten loses its name.
+
+    So does one whose name covers a token from there on.
+    """
     at = group.parameters[AT]
     planned = group.parameters[PLANNED]
     record = rows[row]
-    num_full = length // group.parameters[BLOCK_SIZE]
-    if length % group.parameters[BLOCK_SIZE] != 0:
-        partial = group.table[row, num_full]
+    num_full = num_sealed(group, length)
+    for index in range(num_full, blocks_for(length, group.parameters[BLOCK_SIZE])):
+        partial = group.table[row, index]
         if pool.records[partial, NAME]:
             drop_name(pool, partial)
         pool.records[partial, LIFE] += 1
@@ -319,7 +322,7 @@ def rewind_chains(
 
     Rows without that block in this group are moved to the front of ``rewound``; returns their number.
     """
-    num_missing = 0
+    num_missing, root = 0, group.parameters[ROOT:].view(np.uint32)
     for row in rewound:
         last = rows[row, group.parameters[AT] + NUM_DIGESTED] - 1
         block = group.table[row, last] if last >= 0 else NULL_BLOCK
@@ -328,5 +331,5 @@ def rewind_chains(
             num_missing += 1
             continue
         for word in range(DIGEST_WORDS):
-            chains[row, word] = pool.digests[block, word] if last >= 0 else ROOT_WORDS[word]
+            chains[row, word] = pool.digests[block, word] if last >= 0 else root[word]
     return num_missing

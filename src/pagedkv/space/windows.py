@@ -63,6 +63,7 @@ from pagedkv.space.rows import (
     KIND,
     LAST_BOUNDARY,
     LAST_STEP,
+    MOST_AHEAD,
     NAME_IN_POOL,
     NUM_ACCEPTED,
     NUM_BLOCKS,
@@ -130,7 +131,7 @@ def keep_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) ->
     for group in state.shedding_groups:
         alignment = int(group.arrays.parameters[HIT_ALIGNMENT])
         ends, pool, hits = state.ends[group.index], group.pool.arrays, hit.block_ids[group.index]
-        ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
+        ends[row, PROMPT_END] = max(0, num_tokens - 1 - state.beyond_hits) // alignment * alignment
         ends[row, PROMPT_LENGTH] = num_tokens
         ends[row, JUNCTION] = hit.junction
         if hit.junction == hit.num_whole_tokens:
@@ -213,7 +214,8 @@ def move_boundary(
         chain_pool, chains: a group of equal block size that keeps whole prefixes, or this group again if there is none;
             then no reasons are removed, and the blocks stay until they are evicted.
     """
-    boundary = num_tokens // group.parameters[HIT_ALIGNMENT] * group.parameters[HIT_ALIGNMENT]
+    sealed = max(0, min(num_tokens, rows[row, NUM_ACCEPTED] - group.parameters[MOST_AHEAD]))  # no hit ends later
+    boundary = sealed // group.parameters[HIT_ALIGNMENT] * group.parameters[HIT_ALIGNMENT]
     before = ends[row, LAST_BOUNDARY]
     ends[row, LAST_BOUNDARY] = boundary
     if boundary > before and before != ends[row, PROMPT_END]:

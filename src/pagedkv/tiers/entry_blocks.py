@@ -18,7 +18,7 @@ from pagedkv.blocks.record import NULL_BLOCK
 from pagedkv.contract.answers import Load
 from pagedkv.contract.arrays import NO_BLOCKS, Int32Array
 from pagedkv.contract.keys import RequestKeys
-from pagedkv.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix
+from pagedkv.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix, refuse_ahead
 from pagedkv.space import BlockSpace, PrefixHit
 from pagedkv.tiers.identity import RunChain
 
@@ -43,9 +43,13 @@ class EntryLayout:
         has_runs: whether a group keeps whole prefixes.
         has_ends: whether another group needs ends.
         block_nbytes: as given; run_nbytes, end_nbytes: about the bytes of an entry.
+
+    Raises:
+        ConfigurationError: the names of a group cover tokens ahead.
     """
 
     def __init__(self, specs: Sequence[GroupSpec], block_nbytes: Sequence[int]) -> None:
+        refuse_ahead(specs, "a tier has no entries for them")
         self._whole = [index for index, spec in enumerate(specs) if keeps_whole_prefix(spec)]
         self._others = [index for index, spec in enumerate(specs) if not keeps_whole_prefix(spec)]
         self._sizes = [spec.block_size for spec in specs]
