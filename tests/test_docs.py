@@ -230,3 +230,8 @@ def test_a_print_that_never_ran_is_found() -> None:
     document = Document("```python\nif False:\n    print(1)  # 1\n```\n")
     document.run()
     assert document.mistakes() == ["document:3: says 1, printed nothing"]
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    contents = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.stem not in {"index", *contents}] == []
