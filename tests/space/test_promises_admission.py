@@ -242,12 +242,12 @@ def test_promise_01_prompts_that_were_touched_fit_as_they_were_counted(groups: t
 @pytest.mark.interpreted
 @pytest.mark.parametrize("groups", MIXES, ids=str)
 def test_promise_01_slots_for_others_stay_free_whatever_the_room_of_a_row(groups: tuple[GroupSpec, ...]) -> None:
-    """As many as lookahead slots would leave, where a row has room for these; they are not multiplied by forks."""
+    """Whole blocks, as many as lookahead slots take where a row has room for these; not multiplied by forks."""
     long, short = (new_space(*groups, num_blocks=30, max_tokens=most, watermark=0) for most in (400, 12))
     for space in (long, short):
         allocate(space, tokens(10, first=500))
     answers = []
-    for num_slots in range(0, 200, 3):
+    for num_slots in range(0, 200, 4):
         answer = short.can_allocate(tokens(9), num_lookahead=1, num_reserved=num_slots)
         assert answer is long.can_allocate(tokens(9), num_lookahead=1 + num_slots)
         answers.append(answer)

@@ -152,11 +152,13 @@ def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit |
     needed = dict.fromkeys(state.pools, 0)
     num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
     for group in state.groups:
-        count = group.num_slots_blocks(num_tokens, num_lookahead + admission.num_reserved)
+        count = group.num_slots_blocks(num_tokens, num_lookahead)
         if hit is not None:
             count += hit.num_free[group.index] - len(hit.block_ids[group.index])
         if admission.num_sequences > 1:
             count += _num_fork_blocks(group, admission)
+        if admission.num_reserved:
+            count += group.num_slots_blocks(0, admission.num_reserved)
         needed[group.pool.name] += count
     return needed
 
@@ -174,7 +176,7 @@ def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: Prefix
     first chunk begins at 0, and in replayed groups where the replay begins. Each step is acknowledged before the next
     chunk, so windows have slid. Forks follow the last chunk. Without a hit: what an empty pool must have.
     """
-    num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead + admission.num_reserved
+    num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
     starts = np.arange(0 if hit is None else hit.num_tokens, num_tokens, admission.max_chunk)
     needed = {name: np.zeros(len(starts), np.int64) for name in state.pools}
     for group in state.groups:
@@ -183,6 +185,7 @@ def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: Prefix
         own_starts = np.append(_first_start(group, int(starts[0]), hit), starts[1:])
         needed[group.pool.name] += _taken_by_chunks(group, num_tokens, num_lookahead, own_starts, waiting)
         needed[group.pool.name][-1] += _num_fork_blocks(group, admission)
+        needed[group.pool.name] += group.num_slots_blocks(0, admission.num_reserved)
     return {name: int(by_chunk.max()) for name, by_chunk in needed.items()}
 
 

@@ -114,7 +114,8 @@ class BlockSpace(SpaceView):
 
         Args:
             token_ids, keys, digests, num_lookahead, num_sequences, match, tenant: as in :meth:`allocate`.
-            num_reserved: slots that are to stay free for other sequences to grow into; they may exceed ``max_tokens``.
+            num_reserved: slots that are to stay free in each group for other sequences to grow into, in whole blocks;
+                they may exceed ``max_tokens``.
             max_chunk: most prompt tokens that one step computes, for chunked prefill in which each step is
                 acknowledged before the next chunk. Windows free blocks between chunks, so the largest number of blocks
                 held at any one time is counted. None: the whole prompt in one step. A window group outside prefix

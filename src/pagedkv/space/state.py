@@ -584,18 +584,17 @@ class SpaceState:
             if count == 0:
                 continue
             mine = [group for group in config.groups if group.pool == name]
-            block_size, covered = (max(size(group) for group in mine) for size in (_block_size, _covered))
             pools[name] = BlockPool(
                 name,
                 count,
-                covered,
+                max(group.block_size + num_ahead(group) for group in mine),
                 caching=config.prefix_caching,
                 policy=policy,
                 in_order=config.in_order,
                 features=self._features(name, 0 if is_host else count),
             )
             if policy is TLRU and config.prefix_caching:
-                set_tail(pools[name].arrays, config.tail_tokens // block_size)
+                set_tail(pools[name].arrays, config.tail_tokens // max(group.block_size for group in mine))
         return pools
 
     def _features(self, name: str, num_blocks: int) -> PoolFeatures:
@@ -732,14 +731,6 @@ class SpaceState:
         """Return a number with which no batch of rows was marked before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
-
-
-def _block_size(spec: GroupSpec) -> int:
-    return spec.block_size
-
-
-def _covered(spec: GroupSpec) -> int:
-    return spec.block_size + num_ahead(spec)
 
 
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:

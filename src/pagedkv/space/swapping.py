@@ -256,10 +256,14 @@ def swap_in_status(
     found, arrival = _survey_arrival(state, batch)
     for tenant, places in state.room.by_tenant(batch):
         for group in state.groups:
-            num_grown = _num_grown(state, group, batch[places], counts[places], num_lookahead, num_reserved)
+            num_grown = _num_grown(state, group, batch[places], counts[places], num_lookahead)
             arrival.num_taken[tenant][group.pool.name] += num_grown
             arrival.num_distinct[tenant][group.pool.name] += num_grown
-        num_reserved = 0  # once
+    for payer in tuple(arrival.num_taken)[:1] if num_reserved else ():  # the rows of a request have one tenant
+        for group in state.groups:
+            num_reserved_blocks = group.num_slots_blocks(0, num_reserved)
+            arrival.num_taken[payer][group.pool.name] += num_reserved_blocks
+            arrival.num_distinct[payer][group.pool.name] += num_reserved_blocks
     if state.room.fits_now(arrival.num_taken):
         return AllocStatus.OK
     if state.room.fits_empty_pools(arrival.num_distinct):
@@ -274,23 +278,19 @@ def _survey_arrival(state: SpaceState, batch: Int32Array) -> tuple[_Survey, Arri
     return found, state.room.by_arrival(batch, found.num_taken, found.num_distinct, found.moved_to)
 
 
-def _num_grown(
-    state: SpaceState, group: Group, batch: Int32Array, counts: Int32Array, num_lookahead: int, num_reserved: int
-) -> int:
+def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> int:
     """Count the blocks that rows take beyond those swapped in: new ones, and copies on write.
 
     All rows that write into a shared, partly filled block copy it, except the last one that holds it.
     """
-    reserve, beside = (0, 0) if keeps_state(group.spec) else (num_lookahead, num_reserved)
+    reserve = 0 if keeps_state(group.spec) else num_lookahead
     holders: Counter[int] = Counter()
     writers: Counter[int] = Counter()
     num_new = 0
     for row, num_tokens, count in zip(
         batch.tolist(), state.rows[batch, NUM_TOKENS].tolist(), counts.tolist(), strict=True
     ):
-        after = num_tokens + count + reserve + beside
-        num_new += blocks_for(after, group.block_size) - blocks_for(num_tokens, group.block_size)
-        beside = 0  # once
+        num_new += blocks_for(num_tokens + count + reserve, group.block_size) - blocks_for(num_tokens, group.block_size)
         if num_tokens % group.block_size:
             block = int(group.arrays.table[row, num_tokens // group.block_size])
             holders[block] += 1
