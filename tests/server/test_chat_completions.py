@@ -369,6 +369,7 @@ def test_a_turn_after_several_conversations_hits_its_own(server: Running) -> Non
     ("wish", "param"),
     [
         ({"stream": True}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"n": 2}, "n"),
         ({"tools": [WEATHER]}, "tools"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),

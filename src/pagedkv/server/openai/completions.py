@@ -53,6 +53,7 @@ from pagedkv.server.openai.requests import (
     predicted_text,
     refuse_unserved_in_batch,
     require_consistent,
+    require_few,
     truncated,
 )
 from pagedkv.server.openai.token_texts import TokenTexts
@@ -139,13 +140,8 @@ async def complete_chats(service: Service, body: ChatBatchRequest, caller: Calle
     """
     service.require_model(body.model)
     refuse_unserved_in_batch(body)
-    most = service.config.max_prompts
-    if len(body.messages) > most:
-        raise ApiError(
-            400,
-            f"messages has {len(body.messages)} conversations, and at most {most} are allowed in one request",
-            param="messages",
-        )
+    require_consistent(body)
+    require_few(body.messages, service.config.max_prompts, "messages", "conversations")
     bodies = body.requests()
     requests = await service.run_text_work(
         body.nbytes, lambda: [as_generation_request(service, each, caller) for each in bodies]

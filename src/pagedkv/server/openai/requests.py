@@ -459,7 +459,15 @@ def truncated(token_ids: Sequence[int], body: TruncationFields, longest: int) ->
     return token_ids[:most] if body.truncation_side == "right" else token_ids[max(0, len(token_ids) - most) :]
 
 
-def require_consistent(body: ChatRequest | CompletionRequest) -> None:
+def require_few(given: Sequence[object], most: int, param: str, kind: str) -> None:
+    """Refuse more than so many of a kind in one request. Raises ApiError."""
+    if len(given) > most:
+        raise ApiError(
+            400, f"{param} has {len(given)} {kind}, and at most {most} are allowed in one request", param=param
+        )
+
+
+def require_consistent(body: SamplingFields) -> None:
     """Refuse fields that contradict each other. Raises ApiError."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true: leave one out", param="stream_options")

@@ -29,6 +29,7 @@ from pagedkv.server.openai.requests import (
     hints_of,
     least_tokens,
     require_consistent,
+    require_few,
     truncated,
 )
 from pagedkv.server.openai.token_texts import LEAST_LOGPROB, TokenTexts
@@ -288,10 +289,7 @@ def prompts_of(
         several = [given]
     else:
         several = cast("list[str | list[int]]", given)
-    if len(several) > most:
-        raise ApiError(
-            400, f"{param} has {len(several)} prompts, and at most {most} are allowed in one request", param=param
-        )
+    require_few(several, most, param, "prompts")
     prompts = [encode(each) if isinstance(each, str) else each for each in several]
     if not isinstance(given, str) and not all(len(each) for each in prompts):
         raise ApiError(400, f"{param} has an empty list of token ids", param=param)
