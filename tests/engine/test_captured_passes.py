@@ -125,6 +125,11 @@ def test_steps_that_decode_with_states_are_replayed(name: str, *, overlap: bool)
     if DEVICE == "cuda" and name in HOST_EXPERTS:
         assert "cannot be captured" in str(llm.core.capture_state.refusal)
         return
+    require_replayed(llm)
+
+
+def require_replayed(llm: LLM) -> CapturedPasses:
+    """See that several graphs are proven, and that steps were replayed; return the graphs."""
     assert llm.core.capture_state.refusal is None
     assert llm.core.capture_state.num_graphs >= 2
     captured = llm.core._parts.runner._captured
@@ -132,6 +137,7 @@ def test_steps_that_decode_with_states_are_replayed(name: str, *, overlap: bool)
     if DEVICE == "cpu":
         recordings = [cast("Again", graph.recording) for graph in captured._graphs.values()]
         assert sum(each.num_replays for each in recordings) > 10
+    return captured
 
 
 @pytest.mark.parametrize("name", long_but(INDEXED[:3], INDEXED))
@@ -151,14 +157,8 @@ def test_steps_that_decode_with_an_indexer_are_replayed(
     if DEVICE == "cuda" and name == "qwen4_exp_text":  # its indexer asks the device for numbers
         assert "cannot be captured" in str(llm.core.capture_state.refusal)
         return
-    assert llm.core.capture_state.refusal is None
-    assert llm.core.capture_state.num_graphs >= 2
-    captured = llm.core._parts.runner._captured
-    assert captured is not None
+    captured = require_replayed(llm)
     assert len({kind.num_keys for kind in captured._graphs}) > 1
-    if DEVICE == "cpu":
-        recordings = [cast("Again", graph.recording) for graph in captured._graphs.values()]
-        assert sum(each.num_replays for each in recordings) > 10
 
 
 def seeing_padding(layer: AttentionLayer, positions: torch.Tensor, num_keys: int) -> KeysInRows:

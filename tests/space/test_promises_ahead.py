@@ -4,8 +4,8 @@ The machine simulates the memory: an entry of such a group is the tokens up to t
 compared with what it should be.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, Unpack
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ from pagedkv import (
     SlidingWindow,
     SpaceConfig,
     StepPlan,
+    TenantLimits,
     hash_block_tokens,
     hash_request_tokens,
 )
@@ -41,7 +42,18 @@ from pagedkv.blocks.record import KEPT, SPARE
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import ConfigurationError, SharedPrefixError, TruncationError
 from pagedkv.space.rows import NUM_PLANNED
-from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
+from tests.space.spaces import (
+    Settings,
+    acknowledge,
+    allocate,
+    cache,
+    hit,
+    new_space,
+    prefill,
+    run_step,
+    tokens,
+    unchanged,
+)
 
 pytestmark = pytest.mark.interpreted
 
@@ -57,9 +69,9 @@ MIXES: Final[tuple[tuple[GroupSpec, ...], ...]] = (
 )
 
 
-def space_of(groups: tuple[GroupSpec, ...] = (PLAIN, AHEAD), **given: object) -> BlockSpace:
-    pools = dict.fromkeys((group.pool for group in groups), 101)
-    return new_space(*groups, **{"num_blocks": pools, **given})  # type: ignore[arg-type]
+def space_of(groups: tuple[GroupSpec, ...] = (PLAIN, AHEAD), **given: Unpack[Settings]) -> BlockSpace:
+    given.setdefault("num_blocks", dict.fromkeys((group.pool for group in groups), 101))
+    return new_space(*groups, **given)
 
 
 def changed(prompt: TokenIds, place: int) -> list[int]:
@@ -424,14 +436,21 @@ def test_promise_31_a_prompt_is_forgotten_with_the_blocks_that_know_of_it() -> N
 
 
 def test_promise_31_counted_epochs_leases_tenants_and_policies_go_with_it() -> None:
-    space = space_of(weights_epoch=0, leases=True, eviction="adaptive", receipts=True)
+    limits = {"a": TenantLimits(cap=40), "b": TenantLimits()}
+    space = space_of(weights_epoch=0, leases=True, eviction="adaptive", receipts=True, tenants=limits)
     cache(space, tokens(13))
     space.lease(tokens(13), 10.0)
     space.set_weights_epoch(1)
     assert hit(space, tokens(13)) == 0
     cache(space, tokens(13))
     assert space.match_each(tokens(13)) == (12, 12)
+    answer = space.allocate(tokens(21), tenant="a")
+    assert isinstance(answer, Allocation)
+    assert answer.num_hit_tokens == 12
+    assert [share.num_taken for share in space.tenant_shares("a")] == [12], "six blocks in each group"
+    run_step(space)
     space.check()
+    assert space.match_each(tokens(21)) == (20, 20)
 
 
 # What is refused
@@ -451,9 +470,11 @@ def test_promise_31_counted_epochs_leases_tenants_and_policies_go_with_it() -> N
         (lambda: space_of(explain=True), "explain=False"),
     ],
 )
-def test_promise_31_configurations_that_are_not_served_are_refused_with_the_reason(made: "object", reason: str) -> None:
+def test_promise_31_configurations_that_are_not_served_are_refused_with_the_reason(
+    made: Callable[[], object], reason: str
+) -> None:
     with pytest.raises(ConfigurationError, match=reason):
-        made()  # type: ignore[operator]
+        made()
 
 
 def test_promise_31_operations_that_are_not_served_are_refused_with_the_reason() -> None:
