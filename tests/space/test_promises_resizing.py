@@ -1,5 +1,6 @@
 """Promise 30: a pool gives blocks back and takes them again, and no block in use is moved or lost."""
 
+import tracemalloc
 from typing import cast
 
 import numpy as np
@@ -224,3 +225,14 @@ def test_an_absent_block_shows_as_one() -> None:
     assert only_pool(space).block(block).place == "absent"
     assert space.statistics().pools[0].num_absent == 3
     assert np.count_nonzero(only_pool(space).arrays.records[:, QUEUE] == ABSENT) == 3
+
+
+def test_promise_30_runs_longer_than_the_pool_take_no_memory() -> None:
+    space = new_space()
+    tracemalloc.start()
+    try:
+        assert shrunk(space, 0, run=2**22) == []
+        assert space.grow(0, run=2**22).tolist() == []
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

@@ -95,6 +95,8 @@ def _by_run(of_blocks: npt.NDArray[Value], run: int) -> npt.NDArray[Value]:
 
 
 def _blocks_of(runs: npt.NDArray[np.intp], run: int) -> Int32Array:
+    if not len(runs):  # so of runs that are longer than the pool, which take no memory then
+        return np.zeros(0, np.int32)
     return (runs[:, None] * run + np.arange(run)).ravel().astype(np.int32)
 
 
