@@ -318,6 +318,21 @@ def test_a_publisher_that_dies_for_good_ends_the_recording() -> None:
     assert recorder.num_messages == 1
 
 
+def test_a_message_right_before_the_break_is_returned_with_it() -> None:
+    publisher = Publisher()
+    with Subscription(Endpoints(publisher.endpoint)) as subscription:
+        with publisher:
+            publisher.await_subscriber()
+            assert subscription.receive(60.0) is None
+            assert subscription.is_connected
+            publisher.send(FIRST)
+        subscription._poller.unregister(subscription._socket)  # noqa: SLF001 - it was looked at before
+        message = subscription.receive(60.0)
+        assert not subscription.is_connected
+    assert message is not None
+    assert message.payload == FIRST
+
+
 def test_nobody_there_is_an_error() -> None:
     with Publisher() as publisher:
         pass

@@ -407,10 +407,10 @@ class Subscription:
             RecordingError: a message does not have the frames of KV events.
         """
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
-        if self._socket in ready:
-            return published(self._socket.recv_multipart(), self.source)
-        if self._monitor in ready:
+        if self._socket not in ready and self._monitor in ready:
             self._note(int(recv_monitor_message(self._monitor)["event"]))
+        if self._socket in ready or self._socket.poll(0):  # the last one may have come after the first look
+            return published(self._socket.recv_multipart(), self.source)
         return None
 
     def replayed(self, first: int) -> Iterator[Message]:
