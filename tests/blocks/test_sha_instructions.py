@@ -1,12 +1,13 @@
 """Digests by code that asks for the SHA instructions when it runs: the same with and without them."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-from pagedkv.blocks.sha256 import PRESENCE, SHA, Known
+from pagedkv.blocks.sha256 import NAME_OF_FUNCTION, PRESENCE, SHA, Known
 from pagedkv.compilation.targets import TARGETS, own_processor
 from tests.choosing import long_but
 
@@ -39,6 +40,15 @@ sha256.compress(np.zeros(8, np.uint32), np.zeros(64, np.uint8), 0)
 print(SHA.name, "sha256rnds2" in entry.library.get_asm_str(), *told)
 """
 
+ASSEMBLED = """
+from pagedkv.blocks import sha256
+
+sha256.compress._cache.disable()  # what is looked at below is what is compiled here
+sha256.compress.compile("void(u4[::1], u1[::1], i8)")
+[entry] = sha256.compress.overloads.values()
+print(entry.library.get_asm_str())
+"""
+
 ALL_TARGETS = TARGETS[own_processor()[0].partition("-")[0]]
 
 
@@ -54,6 +64,14 @@ def test_digests_are_the_same_whatever_is_found_when_code_runs(target: object) -
         check=False,
     )
     assert done.stdout.split() == ["QUERIED", "True", "1", "0", "1"], done.stderr[-2000:]
+
+
+@pytest.mark.skipif(SHA is not Known.PRESENT, reason="no SHA instructions, or interpreted")
+def test_nothing_is_used_that_a_hypervisor_may_hide_of_the_named_processor() -> None:
+    done = subprocess.run([sys.executable, "-c", ASSEMBLED], capture_output=True, text=True, check=False)
+    [function] = re.findall(rf"\b{NAME_OF_FUNCTION}:(.*?)\n\.Lfunc_end", done.stdout, re.DOTALL) or [done.stderr]
+    assert "sha256rnds2" in function
+    assert not re.findall(r"\n\t(v\w+.*)", function)  # AVX, and AVX-512 with it
 
 
 @pytest.mark.interpreted

@@ -203,8 +203,8 @@ def _emit_compression(builder: ir.IRBuilder, state: ir.Value, chunk: ir.Value) -
 def _function_of_its_own(module: ir.Module) -> ir.Function:
     """Return a module's function that compresses, in which LLVM may use the instructions, whatever the target.
 
-    It is not inlined. The instructions exist in the encoding of SSE alone, and each of them waits while the upper
-    halves of AVX's registers are in use: a digest took 12 us there instead of 0.1. LLVM clears them before calls.
+    It is not inlined, and in the encoding of SSE, in which alone the instructions exist. Each of them waits while the
+    upper halves of AVX's registers are in use: a digest took 12 us there instead of 0.1. LLVM clears them before calls.
     """
     if NAME_OF_FUNCTION not in module.globals:
         signature = ir.FunctionType(ir.VoidType(), [ir.IntType(32).as_pointer(), ir.IntType(8).as_pointer()])
@@ -368,8 +368,12 @@ Changes ``message[length:padded_nbytes(length)]`` and ``out``. O(length).
 """
 NAME: Final = "pagedkv_has_sha_instructions"
 BYTE: Final = ir.IntType(8)
-FEATURES: Final = '"target-features"="+sse4.1,+ssse3,+sha"'
-"""The attribute of a function in which LLVM may use the instructions, whatever the target."""
+FEATURES: Final = '"target-cpu"="x86-64" "target-features"="+sse4.1,+ssse3,+sha"'
+"""The attributes of a function in which LLVM may use the instructions, whatever the target.
+
+Features of a function replace those that Numba states, so without a processor of its own LLVM would use all features of
+the named one, also those that this machine lacks: a hypervisor may hide AVX-512 of a processor that is named for it.
+"""
 binding.add_symbol(NAME, ctypes.addressof(PRESENCE))
 
 
