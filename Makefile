@@ -55,8 +55,12 @@ test: $(STAMP) ## all tests but the long ones and those of plain loops, with com
 	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)
 	PAGEDKV_TEST_POLICIES="$(POLICIES)" $(PYTEST) --operations $(OPERATIONS) --hypothesis-profile $(PROFILE)
 
+# Of each test that `make test` runs too, one case in so many, always the same ones: make test-plain ONE_CASE_IN=2.
+ONE_CASE_IN ?= 1
+
 test-plain: $(STAMP) ## those marked `interpreted` or `plain_only`, which see the loops as plain Python
-	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "(interpreted or plain_only) and not long"
+	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) --one-case-in $(ONE_CASE_IN) \
+		-m "(interpreted or plain_only) and not long"
 
 test-ray: $(STAMP) ## engines as replicas of Ray Serve, on this machine: requests, routes, 23 deaths of replicas
 	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)

@@ -14,7 +14,8 @@
 A trace has as many requests as the engine serves in the given seconds. Shared traces (``--folder``) are cut down:
 lengths are divided, and long requests left out. The clock is that of ``benchmarks.predictions``: processor's seconds of
 this process, which has one thread, so that other work on the machine takes no part of them, but for what it does to
-caches and to the clock of the cores. So each case is calibrated anew, right before it is measured.
+caches and to the clock of the cores. So each case is calibrated anew, by random prompts right before the truth and
+between the loads that are tried for it: what is judged is the plan, not whether the machine is as fast as minutes ago.
 
 Each measured case is a line of ``--results``, and is not measured again.
 """
@@ -71,7 +72,7 @@ VOCABULARY: Final = 4096
 MODELS: Final = {"narrow": (128, 2), "wide": (192, 3)}
 """Width and layers of models with random weights."""
 AT_ONCE: Final = (8, 1, 64, 2, 16, 4, 32)
-NUM_ROUNDS: Final = 4
+NUM_ROUNDS: Final = 2
 SHORTEST: Final = (8, 4)
 LONGEST: Final = 2000
 LONGEST_CALIBRATED: Final = (1000, 100)
@@ -159,13 +160,13 @@ def random_requests(chance: random.Random, number: int) -> list[TokenizedRequest
     ]
 
 
-def calibrated(model: compat.Model, clock: Callable[[], float]) -> Calibration:
-    """Fit a cost model to steps of random prompts, as many at once as each of a few numbers."""
-    chance = random.Random(1)
-    steps = [
-        serve(model, random_requests(chance, max(4, at_once)), 1.0, clock, at_once).steps
-        for at_once in AT_ONCE * NUM_ROUNDS
-    ]
+def random_steps(model: compat.Model, clock: Callable[[], float], chance: random.Random) -> list[MeasuredSteps]:
+    """Measure steps of random prompts, as many at once as each of a few numbers."""
+    return [serve(model, random_requests(chance, max(4, each)), 1.0, clock, each).steps for each in AT_ONCE]
+
+
+def calibrated(steps: Sequence[MeasuredSteps]) -> Calibration:
+    """Fit a cost model to steps."""
     names = ("seconds", "num_new_tokens", "num_attended_pairs", "num_context_tokens", "num_sequences")
     seconds, *counts = (np.concatenate([getattr(each, name) for each in steps]) for name in names)
     new, pairs, context, sequences = counts
@@ -196,15 +197,16 @@ class _Times:
         return np.array([getattr(each, of[name]) for each in self.requests], np.int32)
 
 
-def truth(model: compat.Model, requests: Sequence[TokenizedRequest], load: float, clock: Callable[[], float]) -> float:
-    """Return the answers a second that the engine sustains, within 2 %, beginning at a load."""
+def truth(serving: Callable[[float], Steadiness], load: float) -> float:
+    """Return the answers a second that the engine sustains, within 2 %, beginning at a load.
 
-    def measured(load: float) -> Steadiness:
-        return steadiness_of(_Times(serve(model, requests, load, clock), requests), BOUNDS)
-
+    Args:
+        serving: serves the trace at a load.
+        load: times the trace's own.
+    """
     held, ended, good_per_s, step = 0.0, inf, 0.0, STEP
     while ended > PRECISION * held:
-        steady = measured(load)
+        steady = serving(load)
         print(f"load {load:.3g} {steady.verdict} {steady.binds}", flush=True)
         if steady.verdict == HOLDS:
             held, good_per_s = load, steady.good_per_s
@@ -272,11 +274,21 @@ def measured(
     """Calibrate a model, and measure the traffic of a trace that it holds."""
     model = llama(*MODELS[name])
     serve(model, random_requests(random.Random(2), 16), 1.0, clock)  # compiles
-    costs = calibrated(model, clock)
+    chance = random.Random(1)
+    steps = [each for _ in range(NUM_ROUNDS) for each in random_steps(model, clock, chance)]
+    costs = calibrated(steps)
     print(f"{name}: {costs.overall.num_steps} steps, {costs.of_sums:.1%}, {costs.model.as_dict()}", flush=True)
     requests = cut_to(seconds, costs.model, requests_of(trace, folder))
     load = held_by(searched(point_of(costs.model), [as_told(each) for each in requests], LoadSearch()))
     print(f"{name}, {trace}: {len(requests)} requests, the plan holds {load}", flush=True)
+
+    def serving(load: float) -> Steadiness:
+        steady = steadiness_of(_Times(serve(model, requests, load, clock), requests), BOUNDS)
+        steps.extend(random_steps(model, clock, chance))
+        return steady
+
+    measured_per_s = truth(serving, load)
+    costs = calibrated(steps)
     return {
         "model": name,
         "trace": trace,
@@ -284,7 +296,7 @@ def measured(
         "median": costs.overall.median,
         "of_sums": costs.of_sums,
         "costs": costs.model.as_dict(),
-        "measured_per_s": truth(model, requests, load, clock),
+        "measured_per_s": measured_per_s,
     }
 
 
