@@ -165,6 +165,21 @@ def test_weka_files_of_a_folder_are_sessions(tmp_path: Path) -> None:
     assert not ids[0] & ids[1], "ids are a session's own"
 
 
+def test_a_subagents_times_may_be_on_the_clock_of_its_session(tmp_path: Path) -> None:
+    """Files of kv-cache-tester have times since the subagent's begin; AIPerf says that later captures do not."""
+    own = json.loads((SAMPLES / "weka.json").read_text())
+    shared = json.loads((SAMPLES / "weka.json").read_text())
+    begin_s, requests = shared["requests"][1]["t"], shared["requests"][1]["requests"]
+    for each in requests:
+        each["t"] += begin_s
+    arrivals = []
+    for number, session in enumerate((own, shared)):
+        (tmp_path / f"{number}.json").write_text(json.dumps(session))
+        with TraceReader(tmp_path / f"{number}.json") as trace:
+            arrivals.append([each.arrival_s for each in trace])
+    assert arrivals[0] == arrivals[1]
+
+
 def test_agents_within_a_weka_session_may_number_on_their_own(tmp_path: Path) -> None:
     session = json.loads((SAMPLES / "weka.json").read_text())
     (tmp_path / "trace.json").write_text(json.dumps({**session, "hash_id_scope": "per_context"}))

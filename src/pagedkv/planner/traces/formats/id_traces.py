@@ -391,8 +391,10 @@ class _WekaRow(msgspec.Struct):
 class WekaRows(SessionRows):
     """Reads ``id``, ``block_size``, ``requests`` with ``t`` (s), ``in``, ``out``, ``hash_ids`` of full blocks.
 
-    A request of type "subagent" has ``requests`` of its own, whose times begin with it. Ids are the session's own, and
-    those of its subagents are of the same numbering, unless ``hash_id_scope`` is "per_context".
+    A request of type "subagent" has ``requests`` of its own. Their times begin with it, or are on the clock on which it
+    begins: then the first is no earlier than that, and AIPerf 0.13 reads both too (``dataset/loader/weka_trace.py``).
+    Ids are the session's own, and those of its subagents are of the same numbering, unless ``hash_id_scope`` is
+    "per_context".
     """
 
     @staticmethod
@@ -455,7 +457,9 @@ def _agents(requests: list[_WekaRequest], begin_s: float, name: str) -> Iterator
     inner = [request for request in requests if request.requests is not None]
     for number, agent in enumerate(inner, 1):
         within = f"{name}.{number}" if name else f"agent {number}"
-        yield from _agents(agent.requests or [], begin_s + agent.t, within)
+        requests = agent.requests or []
+        has_own_clock = not requests or requests[0].t < agent.t
+        yield from _agents(requests, begin_s + agent.t * has_own_clock, within)
 
 
 TURN_S: Final = 30.0
