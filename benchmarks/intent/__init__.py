@@ -10,6 +10,7 @@
     both                 supersession, and leases until the next request
     t-lru, N             the last N tokens of each request go first
     answers kept, first  generated tokens are cached behind the prompt, never hit: as all else, or to be evicted first
+    caps of a share      each session is a tenant that may take so much of the pool, and at its cap evicts its own
 
 Leases until next and both need to know whether and when a session's next request comes, which a server does not, so
 they are an upper bound for leases. Hit ratios are one table, the tokens of which a tenth of the requests has to compute

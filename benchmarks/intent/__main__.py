@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,7 @@ def main() -> int:
     try:
         with Progress(*columns, console=Console(stderr=True)) as progress:
             for path in arguments.traces:
-                results[path.name] = _measure(path, progress)
+                results[path.name] = _measure(path, progress, arguments.intents)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -52,21 +53,24 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.intent", description=__doc__)
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="with sessions, arrivals and block ids")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the hit ratios here as well")
+    names = [intent.name for intent in INTENTS]
+    parser.add_argument("--intents", nargs="+", choices=names, default=names, metavar="NAME", help="beside lru; all")
     return parser.parse_args()
 
 
-def _measure(path: Path, progress: Progress) -> dict[str, dict[str, dict[str, float]]]:
+def _measure(path: Path, progress: Progress, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
     """Figures by intent and capacity."""
+    intents = [intent for intent in INTENTS if intent.name in {"lru", *names}]
     references, sessions = _read(path)
     ideal = int(references.ideal_hits().sum())
     num_refs = references.num_block_refs
     capacities = default_capacities(references)
-    task = progress.add_task(f"{path.name}: the first ones compile", total=len(capacities) * (len(INTENTS) + 1))
+    task = progress.add_task(f"{path.name}: the first ones compile", total=len(capacities) * (len(intents) + 1))
     ratios: dict[str, dict[str, float]] = {}
     slowest: dict[str, dict[str, float]] = {}
     for capacity in capacities:
         hits, misses = {}, {}
-        for intent in INTENTS:
+        for intent in intents:
             hits[intent.name], missed = serve(references, sessions, capacity, intent)
             misses[intent.name] = float(np.quantile(missed, SLOW)) * references.block_size
             progress.update(task, advance=1, description=f"{path.name}, {capacity:,} blocks")
@@ -88,16 +92,19 @@ def _read(path: Path) -> tuple[BlockReferences, list[Session]]:
     arrivals: list[float] = []
     before: list[int] = []
     last_of: dict[str | None, int] = {}
+    numbers: dict[str, int] = {}
+    owners: list[int] = []
     with TraceReader(path) as trace:
         for request in trace:
             collector.add(request)
             before.append(-1 if request.session is None else last_of.get(request.session, -1))
             last_of[request.session] = len(arrivals)
             arrivals.append(request.arrival_s)
+            owners.append(0 if request.session is None else numbers.setdefault(request.session, 1 + len(numbers)))
     following = dict(zip(before, arrivals, strict=True))
     sessions = [
-        Session(arrival, former, following.get(number, -1.0))
-        for number, (arrival, former) in enumerate(zip(arrivals, before, strict=True))
+        Session(arrival, former, following.get(number, -1.0), owner)
+        for number, (arrival, former, owner) in enumerate(zip(arrivals, before, owners, strict=True))
     ]
     return collector.references(), sessions
 

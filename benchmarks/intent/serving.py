@@ -10,9 +10,10 @@ from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.eviction.tlru import set_tail
 from pagedkv.blocks.leasing import lease
 from pagedkv.blocks.life_cycle import make_cached, make_spare
-from pagedkv.blocks.prefix_index import find
+from pagedkv.blocks.prefix_index import find, find_child
 from pagedkv.blocks.record import NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures, is_spare
-from pagedkv.blocks.victims import end_overdue
+from pagedkv.blocks.tenant_charges import charge_hits
+from pagedkv.blocks.victims import end_overdue, keep_cap
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Uint32Array
 from pagedkv.planner.capacity.pool_hits import NAME, PromptScratch, serve_prompt, write_digest
@@ -35,6 +36,7 @@ class Intent(NamedTuple):
         answers: whether the generated tokens stay behind the prompt, as blocks that never come back: "kept" as all
             else, or "first", to be evicted first.
         tail_tokens: with "tlru".
+        cap: the share of the pool that a session's blocks may take, each session a tenant; 0: no tenants.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Intent(NamedTuple):
     lease_s: float = 0.0
     answers: str = ""
     tail_tokens: int = 0
+    cap: float = 0.0
 
 
 INTENTS: Final = (
@@ -58,6 +61,9 @@ INTENTS: Final = (
     Intent("t-lru, 8,192", "tlru", tail_tokens=8192),
     Intent("lru, answers kept", answers="kept"),
     Intent("lru, answers first", answers="first"),
+    Intent("caps of a half", cap=0.5),
+    Intent("caps of a quarter", cap=0.25),
+    Intent("caps of an eighth", cap=0.125),
 )
 
 
@@ -68,11 +74,13 @@ class Session(NamedTuple):
         arrival_s: when it comes.
         before: the request before it of the same session, or -1.
         next_s: when the next one comes, or -1.
+        number: of the session, from 1 on; 0 without one.
     """
 
     arrival_s: float
     before: int
     next_s: float
+    number: int = 0
 
 
 class Served(NamedTuple):
@@ -88,12 +96,17 @@ class Served(NamedTuple):
 
 
 def serve(references: BlockReferences, sessions: Sequence[Session], capacity: int, intent: Intent) -> Served:
-    """Serve a trace in its order by a pool of ``capacity`` blocks. O(references)."""
+    """Serve a trace in its order by a pool of ``capacity`` blocks. O(references).
+
+    Of a prompt longer than the pool, or than its session's cap, as many blocks as fit are cached.
+    """
     num_answer_blocks = references.output_lengths // references.block_size * bool(intent.answers)
     num_usable = min(capacity, references.num_unique_blocks + int(num_answer_blocks.sum()))
-    pool = BlockPool(
-        "cache", num_usable + 1, block_size=1, policy=policy_named(intent.eviction), features=PoolFeatures(leases=True)
-    )
+    cap = max(1, int(intent.cap * capacity))
+    num_sessions = max(session.number for session in sessions)
+    limits = ((num_usable, 0), *((cap, 0) for _ in range(num_sessions))) if intent.cap else ()
+    features = PoolFeatures(leases=True, limits=limits)
+    pool = BlockPool("cache", num_usable + 1, block_size=1, policy=policy_named(intent.eviction), features=features)
     if intent.tail_tokens:
         set_tail(pool.arrays, intent.tail_tokens // references.block_size)
     most = references.longest_prompt + int(num_answer_blocks.max(initial=0))
@@ -110,6 +123,10 @@ def serve(references: BlockReferences, sessions: Sequence[Session], capacity: in
         scratch.contents[num_blocks : num_blocks + num_answer] = range(next_answer, next_answer + num_answer)
         next_answer += num_answer
         num_served = min(num_blocks + num_answer, num_usable)
+        if intent.cap:
+            num_served = min(num_served, limits[session.number][0])
+            pool.charge_to(session.number)
+            _charge(pool.arrays, scratch, num_served, session.number)
         missed[request] = num_blocks - serve_prompt(pool.arrays, scratch, num_served, UNKNOWN_OUTPUT)
         if intent.answers == "first":
             for block in scratch.block_ids[num_blocks:num_served][::-1].tolist():
@@ -140,6 +157,22 @@ def _give_up(pool: PoolArrays, former: Int32Array, contents: Int32Array, digest:
         block = find(pool, NAME, digest)
         if block != NULL_BLOCK and pool.records[block, REF_COUNT] == 0 and pool.leases[block] == 0:
             make_spare(pool, block)
+
+
+@compiled
+def _charge(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, number: int) -> None:
+    """Charge what a prompt is about to hit to its session, and evict what that session has above its cap."""
+    parent = NULL_BLOCK
+    num_hits = 0
+    while num_hits < num_blocks:
+        write_digest(scratch.digest, scratch.contents[num_hits])
+        block = find_child(pool, NAME, scratch.digest, parent)
+        if block == NULL_BLOCK:
+            break
+        scratch.block_ids[num_hits] = parent = block
+        num_hits += 1
+    charge_hits(pool, scratch.block_ids[:num_hits])
+    keep_cap(pool, number, 0)
 
 
 @compiled

@@ -33,7 +33,8 @@ def sessions_of(owners: list[int]) -> list[Session]:
     for number, owner in enumerate(owners):
         before = [other for other in range(number) if owners[other] == owner]
         later = [other for other in range(number + 1, len(owners)) if owners[other] == owner]
-        sessions.append(Session(float(number), before[-1] if before else -1, float(later[0]) if later else -1.0))
+        last, following = (before or [-1])[-1], float((later or [-1])[0])
+        sessions.append(Session(float(number), last, following, 1 + owner))
     return sessions
 
 
@@ -89,3 +90,28 @@ def test_tails_go_first_and_what_each_request_missed_is_told() -> None:
     assert served.num_hits == references.num_block_refs - served.missed.sum()
     assert served.missed[3:].tolist() == [2] * 6
     assert serve_whole(references, sessions, 14, LRU).missed[3:].tolist() == [4] * 6
+
+
+def test_a_cap_keeps_a_session_that_never_hits_from_evicting_the_others() -> None:
+    """Without the cap each new prompt of session 0 takes the whole pool, and nobody hits."""
+    new = [[100 * turn + place for place in range(10)] for turn in range(1, 5)]
+    small = [[owner + 10_000 + place for place in range(2)] for owner in (0, 10)]
+    references = references_of([prompt for turn in new for prompt in (turn, *small)])
+    sessions = sessions_of([0, 1, 2] * 4)
+    assert serve(references, sessions, 10, LRU) == 0
+    assert serve(references, sessions, 10, Intent("", cap=0.6)) == 3 * 4
+
+
+def test_a_cap_that_a_prompt_does_not_fit_costs_what_is_above_it() -> None:
+    references, sessions = in_turn(num_sessions=1, num_turns=3, length=6)
+    assert serve(references, sessions, 8, LRU) == 12
+    assert serve(references, sessions, 8, Intent("", cap=0.5)) == 8
+
+
+def test_a_cap_counts_what_a_session_hits_of_another() -> None:
+    """Session 1 hits what session 0 has computed: that is charged to it, so its own first prompt gives way."""
+    references = references_of([[1, 2, 3], [11, 12, 13], [1, 2, 3], [11, 12, 13]])
+    sessions = sessions_of([0, 1, 1, 1])
+    assert serve(references, sessions, 12, LRU) == 6
+    served = serve_whole(references, sessions, 12, Intent("", cap=0.25))
+    assert served.missed.tolist() == [3, 3, 0, 3]
