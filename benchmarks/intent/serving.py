@@ -63,7 +63,8 @@ INTENTS: Final = (
     Intent("lru, answers first", answers="first"),
     Intent("caps of a half", cap=0.5),
     Intent("caps of a quarter", cap=0.25),
-    Intent("caps of an eighth", cap=0.125),
+    Intent("caps of an eighth", cap=1 / 8),
+    Intent("caps of a sixteenth", cap=1 / 16),
 )
 
 

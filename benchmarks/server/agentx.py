@@ -235,9 +235,14 @@ def measure(server: Server, arguments: argparse.Namespace, traces: Path, results
         with results.with_suffix(".aiperf.log").open("wb") as output:
             output.write(f"{' '.join(command)}\n".encode())
             output.flush()
-            environment = {**os.environ, **ONE_THREAD}
             done = subprocess.run(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False, stdin=subprocess.DEVNULL
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **ONE_THREAD},
+                timeout=arguments.seconds + PATIENCE_S,
+                check=False,
             )
         taken = sum(processor_s_each(descendants(process))) - before
     exported = results / "profile_export_aiperf.json"
