@@ -73,7 +73,7 @@ def test_what_hits_is_the_same_at_each_scale(tmp_path: Path, divisor: int) -> No
         requests = list(trace)
     for each in sorted(requests, key=lambda each: (each.session or "", each.arrival_s)):
         collector.add(each)
-    assert collector.references().ideal_hits().tolist() == 2 * [0, 6, 0, 5, 10]
+    assert collector.references().ideal_hits().tolist() == 2 * [0, 6, 10, 0, 5]
 
 
 def test_the_first_prompt_has_what_is_shared_whole() -> None:
