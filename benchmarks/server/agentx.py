@@ -49,7 +49,9 @@ BLOCK_SIZE: Final = 32
 BATCHED_TOKENS: Final = 2048
 ADDED_TOKENS: Final = 512
 """Room for the chat template, the marker, and what a text has more tokens for than it was cut to."""
-ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1"}
+OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
+"""Of servers alone: with it AIPerf takes the folder of a tokenizer for a name of a hub's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def running(server: Server, log: Path) -> Iterator[int]:
             server.command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **ONE_THREAD, **server.environment},
+            env={**os.environ, **ONE_THREAD, **OFFLINE, **server.environment},
         )
         try:
             until = time.monotonic() + PATIENCE_S
