@@ -54,6 +54,10 @@ OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
 """Of servers alone: with it AIPerf takes the folder of a tokenizer for a name of a hub's."""
 
 
+class RunError(Exception):
+    """A run that did not come to figures; the other servers' go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server, and how it is asked.
@@ -145,7 +149,7 @@ def running(server: Server, log: Path) -> Iterator[int]:
             until = time.monotonic() + PATIENCE_S
             while not _is_up():
                 if process.poll() is not None or time.monotonic() > until:
-                    raise SystemExit(f"{server.name} did not begin: see {log}")
+                    raise RunError(f"{server.name} did not begin: see {log}")
                 time.sleep(0.5)
             yield process.pid
         finally:
@@ -249,7 +253,7 @@ def measure(server: Server, arguments: argparse.Namespace, traces: Path, results
         taken = sum(processor_s_each(descendants(process))) - before
     exported = results / "profile_export_aiperf.json"
     if not exported.exists():
-        raise SystemExit(f"AIPerf ended with {done.returncode}: see {results.with_suffix('.aiperf.log')}")
+        raise RunError(f"AIPerf ended with {done.returncode}: see {results.with_suffix('.aiperf.log')}")
     return figures_of(server.name, json.loads(exported.read_text()), taken)
 
 
@@ -341,8 +345,12 @@ def main() -> None:
             servers = list(servers_of(arguments))
             for server in servers if turn % 2 == 0 else servers[::-1]:
                 results = arguments.results / f"{server.name.replace(' ', '-')}-{turn}"
-                rounds.append(measure(server, arguments, Path(folder), results.resolve()))
-                print(rounds[-1], flush=True)
+                try:
+                    rounds.append(measure(server, arguments, Path(folder), results.resolve()))
+                except (RunError, subprocess.TimeoutExpired) as error:
+                    print(error, file=sys.stderr, flush=True)
+                else:
+                    print(rounds[-1], flush=True)
     told, machine = table(*rows_of(rounds)), describe()
     print(told)
     document = {"machine": machine, "sessions": len(sessions), "rounds": [asdict(each) for each in rounds]}
