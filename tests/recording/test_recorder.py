@@ -326,7 +326,7 @@ def test_a_message_right_before_the_break_is_returned_with_it() -> None:
             assert subscription.receive(60.0) is None
             assert subscription.is_connected
             publisher.send(FIRST)
-        subscription._poller.unregister(subscription._socket)  # noqa: SLF001 - it was looked at before
+        subscription._poller.unregister(subscription._socket)
         message = subscription.receive(60.0)
         assert not subscription.is_connected
     assert message is not None
