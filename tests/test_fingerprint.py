@@ -38,6 +38,7 @@ MANY_GROUPS = SpaceConfig(
 UNSEEN = {
     "watermark": 0.5,
     "shed_windows": False,
+    "retention_interval": 8,
     "min_partial_hit": 2,
     "events": True,
     "max_events": 7,

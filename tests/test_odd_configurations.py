@@ -35,6 +35,7 @@ SPACE: Final[dict[str, object]] = {
     "watermark": 0.01,
     "prefix_caching": True,
     "shed_windows": True,
+    "retention_interval": 0,
     "min_partial_hit": 0,
     "in_order": False,
     "events": False,

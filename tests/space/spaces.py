@@ -58,6 +58,7 @@ class Settings(TypedDict, total=False):
     watermark: float
     prefix_caching: bool
     shed_windows: bool
+    retention_interval: int
     min_partial_hit: int
     in_order: bool
     events: bool

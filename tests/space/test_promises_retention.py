@@ -5,8 +5,17 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv import Allocation, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, SlidingWindow
+from pagedkv import (
+    Allocation,
+    BlockSpace,
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+)
 from pagedkv.blocks.record import FREE, KEPT, NAME, QUEUE, SPARE
+from pagedkv.errors import ConfigurationError
 from tests.space.spaces import (
     acknowledge,
     allocate,
@@ -361,3 +370,106 @@ def test_a_prompt_of_whole_blocks_has_one_end_when_its_answer_has_another() -> N
     run_step(space)
     space.free(row)
     assert found(space, sequence) == [11, 12]
+
+
+INTERVAL = 16
+
+
+def at_intervals(*groups: GroupSpec, num_blocks: int = 200) -> BlockSpace:
+    """Build a space that keeps what hits at multiples of 16 tokens need: a full group and a window by default."""
+    return new_space(*(groups or (FULL, WINDOW)), num_blocks=num_blocks, retention_interval=INTERVAL)
+
+
+def test_at_an_interval_the_first_prompt_that_leaves_a_sequence_hits() -> None:
+    space = at_intervals()
+    sequence = tokens(59)
+    cache(space, sequence)
+    use_up_spare(space)
+    assert found(space, sequence) == [2, 3, 6, 7, 10, 11, 12, 13], "before 16, 32 and 48, and before the end"
+    assert hit(space, joined(sequence[:50], tokens(10, first=500))) == 48, "where no prompt has branched yet"
+    assert hit(space, joined(sequence[:47], tokens(10, first=500))) == 32
+    space.check()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 62])
+def test_intervals_are_kept_however_a_sequence_grows(chunk: int) -> None:
+    space = at_intervals()
+    sequence = tokens(62)
+    row = prefill(space, sequence[:chunk])
+    for start in range(chunk, len(sequence), chunk):
+        space.append(row, sequence[start : start + chunk])
+        run_step(space)
+    space.free(row)
+    assert set(found(space, sequence)) >= {2, 3, 6, 7, 10, 11, 13, 14}
+    use_up_spare(space)
+    assert [hit(space, joined(sequence[:length], tokens(9, first=500))) for length in (16, 33, 55)] == [16, 32, 48]
+    space.check()
+
+
+def test_retained_windows_survive_what_is_served_after_them() -> None:
+    """Of 112 blocks 48 are retained, and a sequence takes all others: those that were shed are among them."""
+    space = at_intervals(num_blocks=113)
+    first = tokens(128)
+    cache(space, first)
+    cache(space, tokens(128, first=1000))
+    assert hit(space, joined(first[:100], tokens(9, first=5000))) == 96
+    space.check()
+
+
+def test_an_interval_stays_when_the_end_that_was_there_too_moves_on() -> None:
+    space = at_intervals()
+    sequence = tokens(80)
+    cache(space, sequence[:33])
+    row = allocate(space, sequence)
+    space.abort(space.plan_step().step_id)
+    space.free(row)
+    cache(space, sequence)
+    use_up_spare(space)
+    assert hit(space, joined(sequence[:32], tokens(9, first=500))) == 32
+    space.check()
+
+
+def test_states_and_chunks_are_retained_at_intervals() -> None:
+    groups = FULL, RecurrentState(8, pool="device"), ChunkedLocal(chunk_size=32, block_size=BLOCK_SIZE)
+    space = at_intervals(*groups)
+    sequence = tokens(60)
+    cache(space, sequence)
+    use_up_spare(space)
+    assert found(space, sequence, 1) == [1, 3, 5, 6], "the states at 16, 32 and 48, and at the end, 56"
+    assert hit(space, joined(sequence[:50], tokens(10, first=500))) == 48
+    assert hit(space, joined(sequence[:31], tokens(10, first=500))) == 16
+    space.check()
+
+
+def test_of_bounded_states_those_at_intervals_go_before_those_at_ends() -> None:
+    """Bits of the reasons are ranks: an interval is worth less than an end, and an end that is at one more."""
+    space = at_intervals(FULL, RecurrentState(8, pool="device", max_checkpoints=2))
+    first, second = tokens(28), tokens(60, first=500)
+    cache(space, first)
+    assert found(space, first, 1) == [1, 2], "the state at 16, and the end"
+    cache(space, second)
+    assert found(space, first, 1) == [2]
+    assert found(space, second, 1) == [6]
+    space.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 90), st.integers(0, 50)), max_size=8))
+def test_what_is_common_with_any_sequence_hits_at_intervals(turns: list[tuple[int, int, int]]) -> None:
+    """Compare with all sequences that were served, in a pool whose spare blocks are taken before each prompt."""
+    space = at_intervals(FULL, WINDOW, num_blocks=2000)
+    served: list[Prompt] = []
+    for origin, cut, more in turns:
+        base = served[origin % len(served)][:cut] if served else tokens(0)
+        prompt = joined(base, tokens(more + 1, first=1000 * (len(served) + 1)))
+        longest = max((common(prompt[:-1], other) for other in served), default=0)
+        use_up_spare(space)
+        assert longest // INTERVAL * INTERVAL <= hit(space, prompt) <= longest
+        cache(space, prompt)
+        space.check()
+        served.append(prompt)
+
+
+@pytest.mark.parametrize(("interval", "groups"), [(6, (FULL, WINDOW)), (24, (FULL, SlidingWindow(8, 16)))])
+def test_an_interval_is_a_multiple_of_all_block_sizes(interval: int, groups: tuple[GroupSpec, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=f"retention_interval = {interval} is no multiple of"):
+        new_space(*groups, retention_interval=interval)

@@ -5,7 +5,7 @@ group form a list beside the free queue, in the order in which they became cache
 valuable one loses its name. The value is the reason for which a block is kept (``KEPT``); among equals the oldest
 goes first::
 
-    lost first:  spare (inside a prompt) | before an end | before a junction | kept by a feature
+    lost first:  spare (inside a prompt) | at an interval | before an end | before a junction | kept by a feature
 
 The links of a block are in its row of ``PoolArrays.bounds``. After the rows of the blocks there is one for each name,
 with the ends of its list, its length and its limit. Only names are limited: a block that lost its name stays free.
@@ -86,7 +86,7 @@ def least_valuable(pool: PoolArrays, block: int) -> int:
 
 @inlined
 def _worth(pool: PoolArrays, block: int) -> int:
-    """Return the value of a cached block: spare, then before ends, then before junctions, then leased."""
+    """Return the value of a cached block: spare, then at intervals, before ends, before junctions, then leased."""
     return 2**30 if is_leased(pool, block) else int(pool.records[block, KEPT])
 
 

@@ -288,9 +288,11 @@ def link_all(records: Int32Array) -> None:
     records[num_blocks + LEASED_ROOT, (NEXT, PREVIOUS)] = NULL_BLOCK
 
 
-AT_END: Final = 1
-AT_JUNCTION: Final = 2
-AT_RESEND: Final = 4
+# Why a block is kept, as bits of KEPT; where states are bounded, a greater sum is worth more.
+AT_INTERVAL: Final = 1
+AT_END: Final = 2
+AT_JUNCTION: Final = 4
+AT_RESEND: Final = 8
 
 
 @inlined

@@ -9,6 +9,7 @@ at the prompt's end, and those at intervals. Windows also have room for the toke
 window slides.
 """
 
+import math
 from collections import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,10 @@ class SpaceConfig:
             prompts can hit: those before the ends of prompts and sequences, and before places where prompts were seen
             to branch. False keeps all of them until they are evicted. So does a space without full attention, since
             only full attention shows where prompts branch.
+        retention_interval: tokens between the places at which windows, chunks and states stay cached besides. At each
+            multiple that a sequence has passed, what a hit there needs is kept until it is evicted, so that the first
+            prompt that leaves the sequence's tokens hits there too. It costs a window of blocks, or a state, each. A
+            multiple of the block sizes of all groups with prefix caching. 0: none. No effect where nothing is shed.
         min_partial_hit: fewest tokens for which a block is copied. Where a prompt leaves a cached chain or ends inside
             a block, the leading tokens of that block hit as well if there are at least so many, and the plan copies the
             block into the sequence's own block. 0: hits end at block boundaries.
@@ -131,6 +136,7 @@ class SpaceConfig:
     watermark: float = 0.01
     prefix_caching: bool = True
     shed_windows: bool = True
+    retention_interval: int = 0
     min_partial_hit: int = 0
     in_order: bool = False
     events: bool = False
@@ -159,6 +165,7 @@ class SpaceConfig:
         check_count(self, "max_events")
         check_count(self, "ghosts_per_block")
         check_count(self, "min_partial_hit", least=0)
+        check_count(self, "retention_interval", least=0)
         check_count(self, "tail_tokens", least=0)
         for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts", "explain", "leases"):
             check_flag(self, name)
@@ -178,9 +185,19 @@ class SpaceConfig:
                 blocks == 0 or blocks >= FEWEST_BLOCKS,
                 f"the host pool of {name!r} needs 0 blocks or at least 2, got {blocks}",
             )
+        self._check_retention()
         self._check_tenants()
         self._check_replays()
         self._check_ahead()
+
+    def _check_retention(self) -> None:
+        """Refuse an interval at which no hit of all groups could end."""
+        alignment = math.lcm(*(group.block_size for group in self.groups if group.prefix_caching))
+        require(
+            self.retention_interval % alignment == 0,
+            f"retention_interval = {self.retention_interval} is no multiple of {alignment}: hits of all groups end at "
+            "multiples of their block sizes",
+        )
 
     def _check_ahead(self) -> None:
         """Refuse what is not served beside a group whose names cover tokens ahead."""

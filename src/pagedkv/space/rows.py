@@ -107,7 +107,8 @@ NUM_DRAFT_STATES: Final = 13  # slots of a row's draft states (space/drafting.py
 SURE: Final = 14  # the column of its rows with SURE_FROM; 0 if the group cannot be replayed
 COVERED: Final = 15  # tokens that a block's name covers, from the block's first one on: its own, and those ahead
 MOST_AHEAD: Final = 16  # the most tokens ahead of any group, without which no hit ends anywhere
-ROOT: Final = 17  # the eight words of the digest before a first block
+RETENTION: Final = 17  # tokens between the places at which blocks stay cached in any case; 0: none
+ROOT: Final = 18  # the eight words of the digest before a first block
 NUM_PARAMETERS: Final = ROOT + DIGEST_WORDS
 # Values of KIND.
 FULL: Final = 0
@@ -185,6 +186,7 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     has_chains = any(keeps_whole_prefix(other) for other in others)
     parameters[SHEDS] = caching and config.shed_windows and has_chains and kind != FULL
     parameters[HIT_ALIGNMENT] = math.lcm(*(other.block_size for other in others)) if caching else 0
+    parameters[RETENTION] = config.retention_interval
     parameters[NUM_DRAFT_STATES] = num_draft_states(spec)
     parameters[HITS_INSIDE] = caching and kind != RECURRENT and config.min_partial_hit > 0
     if config.prefix_caching and not caching:

@@ -16,9 +16,13 @@ behind are hardly ever needed for that. So an unreferenced block is kept for a r
     It is in the window before the last boundary but one of a prompt of whole blocks that ended there. When that prompt
     is sent again, it hits up to this boundary, since its last token is always computed. A later prompt that continues
     from its end removes the reason.
+``AT_INTERVAL``
+    It is in the window before a multiple of ``SpaceConfig.retention_interval``, which the row has passed. So a prompt
+    that leaves a known chain hits there though none has left it before.
 
-States are kept like windows: the checkpoint before an end, and before a junction. Those in between that a long prompt
-has passed are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
+States are kept like windows: the checkpoint before an end, before a junction, and at an interval. Those in between that
+a long prompt has passed are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds
+of tokens.
 
 All other blocks are *shed* with their last reference: they become spare, which means that they are evicted first
 (:mod:`pagedkv.blocks.life_cycle`)::
@@ -38,6 +42,7 @@ from pagedkv.blocks.life_cycle import make_cached, make_spare
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import (
     AT_END,
+    AT_INTERVAL,
     AT_JUNCTION,
     AT_RESEND,
     KEPT,
@@ -76,11 +81,13 @@ from pagedkv.space.rows import (
     PROMPT_END,
     PROMPT_LENGTH,
     RECURRENT,
+    RETENTION,
     RUNNING,
     SHEDS,
     SPAN,
     STATUS,
     GroupArrays,
+    blocks_for,
     first_block_of_hit,
     first_needed_token,
     release_or_shed,
@@ -165,11 +172,25 @@ def is_left_inside(group: GroupArrays, index: int, junction: int) -> bool:
     return bool(group.parameters[HITS_INSIDE] and junction > 0 and index == junction // group.parameters[BLOCK_SIZE])
 
 
+@inlined
+def is_at_interval(group: GroupArrays, index: int) -> bool:
+    """Whether a hit at a multiple of the retention interval needs a logical block.
+
+    A row that ends before that multiple keeps the block for its end.
+    """
+    interval = group.parameters[RETENTION]
+    if interval == 0:
+        return False
+    return serves(group, index, blocks_for((index + 1) * group.parameters[BLOCK_SIZE], interval) * interval)
+
+
 @compiled
 def keep(pool: PoolArrays, group: GroupArrays, rows: Int32Array, ends: Int32Array, row: int, index: int) -> None:
     """Add the reasons to keep logical block ``index``, which the row is about to release, for the row's ends."""
     is_at_end = serves(group, index, ends[row, PROMPT_END]) or serves(group, index, ends[row, LAST_BOUNDARY])
     why = AT_END if is_at_end else 0
+    if is_at_interval(group, index):
+        why |= AT_INTERVAL
     if serves(group, index, ends[row, JUNCTION]) or is_left_inside(group, index, ends[row, JUNCTION]):
         why |= AT_JUNCTION
     if why:
@@ -320,7 +341,7 @@ def move_end_on(
     """
     for block in hits:
         if block != NULL_BLOCK and not is_leased(pool, block):
-            pool.records[block, KEPT] &= AT_JUNCTION
+            pool.records[block, KEPT] &= AT_JUNCTION | AT_INTERVAL
     parameters = group.parameters
     kind, span, block_size = parameters[KIND], parameters[SPAN], parameters[BLOCK_SIZE]
     end = len(hits) * block_size
