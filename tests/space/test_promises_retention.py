@@ -420,9 +420,6 @@ def test_an_interval_stays_when_the_end_that_was_there_too_moves_on() -> None:
     space = at_intervals()
     sequence = tokens(80)
     cache(space, sequence[:33])
-    row = allocate(space, sequence)
-    space.abort(space.plan_step().step_id)
-    space.free(row)
     cache(space, sequence)
     use_up_spare(space)
     assert hit(space, joined(sequence[:32], tokens(9, first=500))) == 32

@@ -332,7 +332,8 @@ def move_end_on(
 ) -> None:
     """Record that a prompt continues where a hit ends: if a sequence ended there, its end moves on.
 
-    If that was a prompt of whole blocks, the reason for sending it again is removed as well.
+    If that was a prompt of whole blocks, the reason for sending it again is removed as well. An interval is noted again
+    when the new row releases the blocks.
 
     Args:
         hits: the blocks of the hit, null where none is needed.
@@ -341,7 +342,7 @@ def move_end_on(
     """
     for block in hits:
         if block != NULL_BLOCK and not is_leased(pool, block):
-            pool.records[block, KEPT] &= AT_JUNCTION | AT_INTERVAL
+            pool.records[block, KEPT] &= AT_JUNCTION
     parameters = group.parameters
     kind, span, block_size = parameters[KIND], parameters[SPAN], parameters[BLOCK_SIZE]
     end = len(hits) * block_size
