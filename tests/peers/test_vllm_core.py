@@ -8,7 +8,6 @@ that fails and is not listed fails here, as does one that is listed and passes.
 file and each case that failed, with what it said; with ``--theirs`` those of vLLM's own manager.
 """
 
-
 import importlib.util
 import json
 import os
@@ -325,7 +324,6 @@ BY_REASON: Final[Mapping[str, tuple[str, ...]]] = {
         "core/prefix_cache/test_partial_prefix_cache_hits.py::test_external_mamba_hit_same_block_uses_running_cow_on_continue",
         "core/prefix_cache/test_partial_prefix_cache_hits.py::test_boundary_state_offloads_returns_cow_target",
         "core/prefix_cache/test_partial_prefix_cache_hits.py::test_finished_partial_tail_uses_table_source_once",
-        "core/prefix_cache/test_partial_prefix_cache_hits.py::test_boundary_state_offloads_block_aligned_prompt",
         "core/prefix_cache/test_partial_prefix_cache_hits.py::test_hybrid_mamba_partial_tail_owner_continue_preserves_later_hit",
         "core/prefix_cache/test_partial_prefix_cache_hits.py::test_cow_retained_blocks_returned_for_release",
         "core/prefix_cache/test_partial_prefix_cache_hits.py::test_retention_snapshots_handed_off_with_exact_block_ids",

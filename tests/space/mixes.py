@@ -1,5 +1,6 @@
 """Group mixes under test: what is combined, in spaces so small that shortages and collisions are common."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 from pagedkv import (
@@ -100,8 +101,8 @@ class Mix:
         """Configure a space of one of six sizes.
 
         Each has a policy of its own; half run in order, and the others keep leases; half count epochs of the weights,
-        in half of them hits may end inside blocks, and most keep receipts, or have records of evicted content: some
-        many, some few.
+        in half of them hits may end inside blocks, in half windows are kept at intervals, and most keep receipts, or
+        have records of evicted content: some many, some few.
         """
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
@@ -112,6 +113,7 @@ class Mix:
             max_tokens=40,
             watermark=self.watermark,
             prefix_caching=self.caching,
+            retention_interval=(0, 0, 1, 2, 0, 1)[size] * math.lcm(*(each.block_size for each in self.groups)),
             min_partial_hit=(0, 1, 0, 1, 2, 0)[size],
             in_order=size % 2 == 1,
             events=self.events,
