@@ -10,6 +10,7 @@ import numpy as np
 from pagedkv import (
     BlockSpace,
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
     RecurrentState,
     Replay,
@@ -100,12 +101,16 @@ RULES: list[GroupSpec] = [
 ]
 
 
+ENCODERS: list[GroupSpec] = [CrossAttention(16, 4), CrossAttention(17, 4), CrossAttention(16, 8)]
+
+
 def test_every_setting_of_a_group_is_seen() -> None:
     beside = FullAttention(4)
     configs = [
         SpaceConfig((rule, beside), num_blocks=dict.fromkeys(dict.fromkeys((rule.pool, "device")), 9)) for rule in RULES
     ]
-    assert len({fingerprint(config) for config in configs}) == len(RULES)
+    configs += [SpaceConfig((beside, rule), num_blocks=9) for rule in ENCODERS]
+    assert len({fingerprint(config) for config in configs}) == len(RULES) + len(ENCODERS)
 
 
 def test_one_number_and_a_mapping_say_the_same() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pagedkv import (
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
     MediaSpan,
     RecurrentState,
@@ -157,6 +158,7 @@ GOOD: Final[Mapping[str, tuple[Callable[..., Any], dict[str, object]]]] = {
     "FullAttention": (FullAttention, {**COMMON, "num_ahead": 1}),
     "SlidingWindow": (SlidingWindow, {**COMMON, "window": 8, "num_sink_tokens": 0, "replay": None, "num_ahead": 1}),
     "ChunkedLocal": (ChunkedLocal, {**COMMON, "chunk_size": 8}),
+    "CrossAttention": (CrossAttention, {"max_encoder_tokens": 20, "block_size": 4, "pool": "device"}),
     "RecurrentState": (RecurrentState, {**STATE, "pool": "state", "prefix_caching": True}),
     "Replay": (Replay, {"num_tokens": 8, "num_layers": 1}),
     "TenantLimits": (TenantLimits, {"cap": None, "floor": 0}),

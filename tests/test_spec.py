@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
+from pagedkv import ChunkedLocal, CrossAttention, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
 from pagedkv.errors import ConfigurationError
 
 FULL = (FullAttention(),)
@@ -24,6 +24,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no checkpoints": (lambda: RecurrentState(4, max_checkpoints=0), "max_checkpoints .* at least 1, got 0"),
     "half a checkpoint": (lambda: RecurrentState(4, max_checkpoints=0.5), "max_checkpoints must be"),  # type: ignore[arg-type]
     "a bound on nothing": (lambda: RecurrentState(4, prefix_caching=False, max_checkpoints=2), "bounds what is cached"),
+    "an encoder of 0 tokens": (lambda: CrossAttention(0), "max_encoder_tokens .* got 0"),
+    "an encoder, block of 0": (lambda: CrossAttention(8, 0), "block_size .* got 0"),
+    "an encoder alone": (lambda: SpaceConfig((CrossAttention(8),), 10), "after all others, of which there must be one"),
+    "an encoder first": (lambda: SpaceConfig((CrossAttention(8), *FULL), 10), "put groups of cross-attention after"),
     "no groups": (lambda: SpaceConfig((), num_blocks=10), "groups must be a tuple or list of group rules"),
     "0 sequences": (lambda: SpaceConfig(FULL, 10, max_sequences=0), "max_sequences .* got 0"),
     "-1 sequences": (lambda: SpaceConfig(FULL, 10, max_sequences=-1), "max_sequences .* got -1"),

@@ -21,6 +21,7 @@ tables: one a group, followed by the second tables of groups that keep draft sta
              STARTS        group g                  1  starts    (a line for each group outside prefix caching)
              DRAFT_STATES  0                        1  firsts: as many as ranges, or none   (a line where any group
                                                        keeps draft states)
+             ENDS          group g                  1  ends      (a line for each group of cross-attention)
      16 + 4 x NUM_PARTS
              the arrays, in the order of the directory, each padded with zeros to a multiple of 4 words, so that each
              begins at a multiple of 16 bytes; a part without words has OFFSET 0
@@ -104,9 +105,10 @@ NEW_BLOCKS: Final = 8
 STARTS: Final = 9
 UNKNOWN: Final = 10
 DRAFT_STATES: Final = 11
+ENDS: Final = 12
 
-ONE_VALUE_PER_RANGE: Final = frozenset({STARTS, UNKNOWN, DRAFT_STATES})
-ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2, 1)
+ONE_VALUE_PER_RANGE: Final = frozenset({STARTS, UNKNOWN, DRAFT_STATES, ENDS})
+ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2, 1, 1)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
 CURRENT_VERSION: Final = 5
 XXH3: Final = 1
@@ -122,13 +124,13 @@ def padded(num_words: int) -> int:
 
 
 def _num_fixed_parts(num_pools: int, num_tables: int) -> int:
-    """Count the parts that every plan has: all except STARTS and DRAFT_STATES."""
+    """Count the parts that every plan has: all except STARTS, DRAFT_STATES and ENDS."""
     return 3 + 4 * num_pools + 2 * num_tables
 
 
 @lru_cache(maxsize=16)
 def _parts(
-    num_pools: int, num_tables: int, outsiders: tuple[int, ...], *, has_draft_states: bool
+    num_pools: int, num_tables: int, outsiders: tuple[int, ...], crossing: tuple[int, ...], *, has_draft_states: bool
 ) -> tuple[tuple[int, int], ...]:
     """Kind and owner of every part, in the order of the directory."""
     moves = [(kind, pool) for kind in (SWAPS_OUT, SWAPS_IN, COPIES) for pool in range(num_pools)]
@@ -136,7 +138,8 @@ def _parts(
     new = [(NEW_BLOCKS, pool) for pool in range(num_pools)]
     starts = [(STARTS, group) for group in outsiders]
     draft_states = [(DRAFT_STATES, 0)] if has_draft_states else []
-    return ((POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, (UNKNOWN, 0), *starts, *draft_states)
+    ends = [(ENDS, group) for group in crossing]
+    return ((POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, (UNKNOWN, 0), *starts, *draft_states, *ends)
 
 
 class PlanLayout:
@@ -154,7 +157,10 @@ class PlanLayout:
         self.pool_names = config.pool_names
         self.fingerprint = fingerprint(config)
         num_tables = len(config.groups) + len(config.drafting)
-        parts = _parts(len(self.pool_names), num_tables, config.own_starts, has_draft_states=len(config.drafting) > 0)
+        has_draft_states = len(config.drafting) > 0
+        parts = _parts(
+            len(self.pool_names), num_tables, config.own_starts, config.crossing, has_draft_states=has_draft_states
+        )
         self.lines = {part: line for line, part in enumerate(parts)}
         names = _names_as_words(self.pool_names)
         directory_end = HEADER_WORDS + LINE_WORDS * len(parts)
@@ -310,7 +316,7 @@ def _check_header(words: Int32Array) -> None:
         )
     # These numbers come from outside: check them before a directory of their size is built.
     num_others = num_parts - _num_fixed_parts(num_pools, num_tables)
-    if num_parts * LINE_WORDS + HEADER_WORDS > len(words) or not 0 <= num_others <= num_tables:
+    if num_parts * LINE_WORDS + HEADER_WORDS > len(words) or not 0 <= num_others < 2 * num_tables:
         raise PlanError(
             f"{num_parts} parts do not fit {len(words)} words with {num_pools} pools and {num_tables} tables"
         )
@@ -321,11 +327,14 @@ def _check_directory(words: Int32Array, directory: Directory) -> None:
     end = HEADER_WORDS + LINE_WORDS * len(directory)
     num_pools, num_tables = int(words[NUM_POOLS]), int(words[NUM_TABLES])
     others = directory[_num_fixed_parts(num_pools, num_tables) :]
-    has_draft_states = bool(others) and others[-1][KIND] == DRAFT_STATES
-    outsiders = [owner for _, owner, _, _ in others[: len(others) - has_draft_states]]
+    crossing = [owner for kind, owner, _, _ in others if kind == ENDS]
+    has_draft_states = any(kind == DRAFT_STATES for kind, *_ in others)
+    outsiders = [owner for _, owner, _, _ in others[: len(others) - has_draft_states - len(crossing)]]
     if outsiders != sorted(set(outsiders) & set(range(num_tables))) or len(outsiders) == num_tables:
         raise PlanError(f"the directory names groups {outsiders} as outside prefix caching, of {num_tables} tables")
-    expected = _parts(num_pools, num_tables, tuple(outsiders), has_draft_states=has_draft_states)
+    if crossing != sorted(set(crossing) & set(outsiders)):
+        raise PlanError(f"the directory names groups {crossing} as cross-attention, but {outsiders} have starts")
+    expected = _parts(num_pools, num_tables, tuple(outsiders), tuple(crossing), has_draft_states=has_draft_states)
     for (kind, owner, offset, length), part in zip(directory, expected, strict=True):
         if (kind, owner) != part:
             raise PlanError(f"the directory names part {kind} of {owner} where part {part[0]} of {part[1]} belongs")
@@ -360,21 +369,25 @@ def _check_values(words: Int32Array, directory: Directory) -> None:
 def _check_values_of_ranges(words: Int32Array, directory: Directory) -> None:
     """Check that each array with one value a range has as many values as ranges, none beyond its range's end."""
     _, _, compute, num_ranges = next(line for line in directory if line[KIND] == COMPUTE)
-    ends = words[compute + 2 * padded(num_ranges) :][:num_ranges]
+    common = words[compute + 2 * padded(num_ranges) :][:num_ranges]
+    values_of = {}
     for kind, owner, offset, length in directory:
-        if kind not in ONE_VALUE_PER_RANGE or (kind != STARTS and length == 0):
+        if kind not in ONE_VALUE_PER_RANGE or (kind not in {STARTS, ENDS} and length == 0):
             continue
         if length != num_ranges:
             raise PlanError(_wrong_number_of_values(kind, owner, length, num_ranges))
-        values = words[offset : offset + length]
+        values_of[kind, owner] = words[offset : offset + length]
+    for (kind, owner), values in values_of.items():
+        ends = values_of.get((ENDS, owner), common) if kind in {STARTS, ENDS} else common
         if (values > ends).any():
             place = int((values > ends).argmax())
             raise PlanError(_value_beyond_end(kind, owner, place, int(values[place]), int(ends[place])))
 
 
 def _wrong_number_of_values(kind: int, owner: int, length: int, num_ranges: int) -> str:
-    if kind == STARTS:
-        return f"group {owner} has {length} starts, but {num_ranges} ranges are computed"
+    if kind in {STARTS, ENDS}:
+        what = "starts" if kind == STARTS else "ends"
+        return f"group {owner} has {length} {what}, but {num_ranges} ranges are computed"
     what = "unknown tokens" if kind == UNKNOWN else "draft states"
     return f"the part of {what} has {length} values, but {num_ranges} ranges are computed"
 

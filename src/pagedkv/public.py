@@ -43,6 +43,7 @@ from pagedkv.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.contract.spec import (
     AllocStatus,
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
     GroupSpec,
     RecurrentState,
@@ -78,6 +79,7 @@ __all__ = [
     "CacheEventKind",
     "CacheEvents",
     "ChunkedLocal",
+    "CrossAttention",
     "DraftStates",
     "EpochSpan",
     "Explanation",

@@ -309,6 +309,7 @@ QUESTIONS = {
     "draft_block_ids",
     "num_blocks",
     "lengths",
+    "encoder_lengths",
     "ref_counts",
     "computed_block_ids",
     "num_free_blocks",

@@ -20,7 +20,17 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import pagedkv
-from pagedkv import BlockSpace, FullAttention, RecurrentState, RequestKeys, SlidingWindow, SpaceConfig, TenantLimits
+from pagedkv import (
+    BlockSpace,
+    CrossAttention,
+    FullAttention,
+    MediaSpan,
+    RecurrentState,
+    RequestKeys,
+    SlidingWindow,
+    SpaceConfig,
+    TenantLimits,
+)
 from pagedkv.errors import InterruptedSpaceError
 from tests.space.spaces import allocate, new_space, prefill, same_numbers, tokens
 
@@ -326,6 +336,43 @@ def test_an_interruption_while_a_beginning_is_hit_leaves_all_as_it_was_or_is_tol
     INSIDE_OPERATIONS[name](start)
     assert start.num_tokens(1) > 7
     assert bool(start.plan_step().copies) == (name != "take a block over")
+    assert outcomes["unchanged"] > 0
+    assert outcomes["told"] > 0
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
+
+
+A_SOUND: Final = RequestKeys(media=(MediaSpan(0, 1, b"a sound"),))
+
+
+def space_with_encoders() -> BlockSpace:
+    """Row 0 and its fork 1 run, 2 is on the host with its encoder, and 3 is to be planned, with its fork 4."""
+    space = new_space(FullAttention(4), CrossAttention(20, 4), num_host_blocks=40, receipts=True)
+    for first in (0, 100):
+        space.allocate(tokens(9, first=first), keys=A_SOUND, num_encoder_tokens=9)
+    space.acknowledge(space.plan_step().step_id)
+    space.fork(0)
+    space.swap_out([1])
+    space.acknowledge(space.plan_step().step_id)
+    row = space.allocate(tokens(9, first=200), keys=A_SOUND, num_encoder_tokens=5).row
+    space.fork(row)
+    return space
+
+
+ENCODER_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
+    "allocate": lambda space: space.allocate(tokens(9), keys=A_SOUND, num_encoder_tokens=7),
+    "fork": lambda space: space.fork(0, 2),
+    "fork at a prefix": lambda space: space.fork(0, 2, at=3),
+    "free what a fork inherits": lambda space: space.free([3]),
+    "swap out": lambda space: space.swap_out([0, 2]),
+    "swap in": lambda space: space.swap_in([1]),
+    "plan": lambda space: space.plan_step(),
+    "declare": lambda space: space.mark_computed([3, 4]),
+}
+
+
+@pytest.mark.parametrize("name", ENCODER_OPERATIONS)
+def test_an_interruption_beside_encoders_leaves_all_as_it_was_or_is_told(name: str, stride: int) -> None:
+    outcomes = outcomes_of(ENCODER_OPERATIONS[name], space_with_encoders(), stride)
     assert outcomes["unchanged"] > 0
     assert outcomes["told"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE

@@ -12,6 +12,7 @@ import pytest
 from pagedkv import (
     Allocation,
     BlockSpace,
+    CrossAttention,
     FullAttention,
     Load,
     RecurrentState,
@@ -71,6 +72,11 @@ class Setting:
         self.space = new_space(FullAttention(4), RecurrentState(8, pool="device"))
         return self._allocate(tokens(10))
 
+    def row_with_encoder(self) -> int:
+        """Begin again with a space that has cross-attention, and one row."""
+        self.space = new_space(FullAttention(4), CrossAttention(20, 4))
+        return self._allocate(tokens(10))
+
     def _allocate(self, token_ids: Any) -> int:  # noqa: ANN401 - what allocate takes
         allocation = self.space.allocate(token_ids)
         assert isinstance(allocation, Allocation)
@@ -88,6 +94,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
         **PROMPTED,
         **SLOTS,
         "num_sequences": 1,
+        "num_encoder_tokens": 0,
         "num_external_tokens": 0,
         "match": it.match,
         "prompt": PROMPT,
@@ -105,6 +112,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
         "num_lookahead": 0,
         "num_reserved": 0,
         "num_sequences": 1,
+        "num_encoder_tokens": 0,
         "max_chunk": None,
         "match": it.match,
         "tenant": None,
@@ -117,6 +125,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "computed_block_ids": lambda it: {"row": it.running, "group": 0},
     "draft_block_ids": lambda it: {"row": it.running, "group": 0},
     "drain_events": lambda _: {},
+    "encoder_lengths": lambda it: {"rows": [it.row_with_encoder()]},
     "epochs": lambda it: {"row": it.running},
     "exceeds_cap": lambda it: {
         "token_ids": PROMPT,
@@ -125,6 +134,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
         "num_lookahead": 0,
         "num_reserved": 0,
         "num_sequences": 1,
+        "num_encoder_tokens": 0,
         "match": it.match,
     },
     "evict": lambda _: {"num_blocks": 1, "pool": "device"},
@@ -156,7 +166,12 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "match": lambda _: {**PROMPTED, "max_hit_tokens": None, "max_replay_tokens": 0},
     "match_each": lambda _: {"token_ids": PROMPT, "keys": NO_KEYS},
     "most_blocks": lambda _: {"tenant": "a"},
-    "num_allocatable": lambda it: {"matches": [it.match, it.match], "num_lookahead": 0, "tenants": ["a", None]},
+    "num_allocatable": lambda it: {
+        "matches": [it.match, it.match],
+        "num_lookahead": 0,
+        "tenants": ["a", None],
+        "num_encoder_tokens": [0, 0],
+    },
     "num_blocks": lambda it: {"rows": [it.running], "group": 0},
     "num_absent_blocks": lambda _: {"pool": "device"},
     "num_cached_blocks": lambda _: {"pool": "device"},

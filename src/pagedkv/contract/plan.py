@@ -9,7 +9,8 @@ complete before the next::
     4. table_writes into the device's copy of the block tables
     5. compute      the forward pass writes positions [start, end) of each row into its slots; rows that share
                     a block may write the same keys and values to it twice (a fork before its prompt ran); groups
-                    outside prefix caching may begin at other positions, see :meth:`StepPlan.compute_in`
+                    outside prefix caching may begin at other positions, and those of cross-attention have the
+                    encoder's, see :meth:`StepPlan.compute_in`
 
 An engine that must not read stale memory first zeroes ``new_blocks``, the blocks that this plan allocates without
 content.
@@ -41,6 +42,7 @@ from pagedkv.plan_buffer import (
     COMPUTE,
     COPIES,
     DRAFT_STATES,
+    ENDS,
     ENTRIES,
     NEW_BLOCKS,
     NUM_GROUPS,
@@ -208,6 +210,7 @@ class _Parts:
     compute: TokenRanges
     new_blocks: tuple[NewBlocks, ...]
     compute_outside: Mapping[int, TokenRanges]
+    crossing: frozenset[int]
     unknown: UnknownTokens | None
     draft_states: DraftStates | None
 
@@ -277,12 +280,15 @@ class StepPlan:
         return self._parts().compute
 
     def compute_in(self, group: int) -> TokenRanges:
-        """Positions to be written in one group, for the same rows and with the same ends as :attr:`compute`.
+        """Positions to be written in one group, for the same rows as :attr:`compute`, and with the same ends.
 
         In a group outside prefix caching, ranges may have other starts: an earlier one where the other groups hit, and
         the range's end where this group has nothing to compute. A window that is replayed
         (:class:`~pagedkv.Replay`) also has starts of its own; the blocks before such a start, which its first
         positions would attend to, are gone and 0 in the table.
+
+        In a group of cross-attention (:attr:`crossing`) the positions are those of the encoder's tokens, and the range
+        ends with them: it has all of them if the step is to write them, else none.
 
         Args:
             group: index of the group; a group without starts of its own has the ranges of :attr:`compute`.
@@ -297,6 +303,11 @@ class StepPlan:
     def compute_outside(self) -> Mapping[int, TokenRanges]:
         """The ranges that :meth:`compute_in` returns for each group with starts of its own, by its index."""
         return self._parts().compute_outside
+
+    @property
+    def crossing(self) -> frozenset[int]:
+        """The groups of cross-attention: their ranges are positions of encoders' tokens."""
+        return self._parts().crossing
 
     @property
     def unknown(self) -> UnknownTokens | None:
@@ -342,13 +353,13 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
     moves: dict[int, list[BlockMoves]] = {SWAPS_OUT: [], SWAPS_IN: [], COPIES: []}
     table_writes: list[TableWrites] = []
     new_blocks: list[NewBlocks] = []
-    outside: dict[int, TokenRanges] = {}
+    bounds: dict[int, dict[int, Int32Array]] = {STARTS: {}, ENDS: {}}
     by_kind: dict[int, list[Int32Array]] = {}
     for kind, owner, offset, length in read_directory(words):
         if kind == COMPUTE:
             compute = TokenRanges(*_arrays(words, offset, length, 3))
-        elif kind == STARTS:
-            outside[owner] = TokenRanges(compute.rows, words[offset : offset + length], compute.ends)
+        elif kind in bounds:
+            bounds[kind][owner] = words[offset : offset + length]
         elif length == 0:
             continue
         elif kind == RUNS:
@@ -361,6 +372,10 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
             new_blocks.append(NewBlocks(pool_names[owner], words[offset : offset + length]))
         elif kind in moves:
             moves[kind].append(BlockMoves(pool_names[owner], *_arrays(words, offset, length, 2)))
+    outside = {
+        group: TokenRanges(compute.rows, starts, bounds[ENDS].get(group, compute.ends))
+        for group, starts in bounds[STARTS].items()
+    }
     return _Parts(
         tuple(moves[SWAPS_OUT]),
         tuple(moves[SWAPS_IN]),
@@ -369,6 +384,7 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
         compute,
         tuple(new_blocks),
         MappingProxyType(outside),
+        frozenset(bounds[ENDS]),
         UnknownTokens(*by_kind[UNKNOWN]) if UNKNOWN in by_kind else None,
         DraftStates(*by_kind[DRAFT_STATES]) if DRAFT_STATES in by_kind else None,
     )

@@ -27,10 +27,12 @@ from pagedkv.contract.arguments import (
 )
 from pagedkv.contract.spec import (
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
     GroupSpec,
     RecurrentState,
     SlidingWindow,
+    is_cross,
     keeps_state,
     keeps_whole_prefix,
     most_checkpoints,
@@ -80,7 +82,8 @@ class SpaceConfig:
     """The settings of a block space; checked when built.
 
     Args:
-        groups: the model's KV-cache groups, in the order of the tables; a list becomes a tuple.
+        groups: the model's KV-cache groups, in the order of the tables, those of cross-attention last; a list becomes a
+            tuple.
         num_blocks: blocks of each pool, the null block included; one number if there is one pool.
         num_host_blocks: blocks of the host pool of each device pool (0: no swapping).
         max_sequences: rows of the tables: sequences that can be live or swapped out at once.
@@ -160,6 +163,7 @@ class SpaceConfig:
         require(
             is_groups and len(self.groups) >= 1, f"groups must be a tuple or list of group rules, got {self.groups!r}"
         )
+        self._check_crossing()
         check_count(self, "max_sequences")
         check_count(self, "max_tokens")
         check_count(self, "max_events")
@@ -197,6 +201,14 @@ class SpaceConfig:
             self.retention_interval % alignment == 0,
             f"retention_interval = {self.retention_interval} is no multiple of {alignment}: hits of all groups end at "
             "multiples of their block sizes",
+        )
+
+    def _check_crossing(self) -> None:
+        num_own = len(self.groups) - len(self.crossing)
+        require(
+            self.crossing == tuple(range(max(1, num_own), len(self.groups))),
+            f"{self.groups[self.crossing[0] if self.crossing else 0]!r} keeps nothing of the sequence itself: put "
+            "groups of cross-attention after all others, of which there must be one",
         )
 
     def _check_ahead(self) -> None:
@@ -270,10 +282,18 @@ class SpaceConfig:
         return tuple(index for index, group in enumerate(self.groups) if num_draft_states(group))
 
     @property
+    def crossing(self) -> tuple[int, ...]:
+        """Groups of cross-attention: the last ones."""
+        return tuple(index for index, group in enumerate(self.groups) if is_cross(group))
+
+    @property
     def own_starts(self) -> tuple[int, ...]:
-        """Groups where plans may begin ranges at other positions: those outside prefix caching, and replayed ones."""
+        """Groups where plans may begin ranges at other positions.
+
+        Those outside prefix caching, those with replays, and those of cross-attention, whose positions are others.
+        """
         outside = [index for index, group in enumerate(self.groups) if self.prefix_caching and not group.prefix_caching]
-        return tuple(sorted({*outside, *self.replaying}))
+        return tuple(sorted({*outside, *self.replaying, *self.crossing}))
 
     @property
     def has_features(self) -> bool:
@@ -403,7 +423,7 @@ def _is_window(group: GroupSpec) -> bool:
     match group:
         case SlidingWindow() | ChunkedLocal():
             return True
-        case FullAttention() | RecurrentState():
+        case FullAttention() | CrossAttention() | RecurrentState():
             return False
         case _:
             assert_never(group)
@@ -419,6 +439,8 @@ def _kept_tokens(group: GroupSpec, mean_tokens: float) -> float:
             return min(whole, group.window + group.num_sink_tokens) + SPARE_BLOCKS * group.block_size
         case ChunkedLocal():
             return min(whole, group.chunk_size) + SPARE_BLOCKS * group.block_size
+        case CrossAttention():
+            return group.max_encoder_tokens
         case RecurrentState():
             return whole + (STATES_BESIDE_INTERVALS + group.num_draft_states) * group.block_size
         case _:

@@ -1,7 +1,7 @@
 """The types that all other rooms share: ids, group rules, sequences, statuses.
 
 Holds no state and no algorithm. A *group* is the set of layers that share one retention rule
-and one block table; there are four rules:
+and one block table; there are five rules:
 
 ==================  ==============================================  =============================
 rule                what a query at position q still needs          a prefix hit of L tokens needs
@@ -9,6 +9,7 @@ rule                what a query at position q still needs          a prefix hit
 FullAttention       every earlier block                             every block below L
 SlidingWindow       positions > q - window, and the sinks           the last window, and the sinks
 ChunkedLocal        positions from the start of q's chunk           the chunk in which L lies
+CrossAttention      every block of the encoder's tokens             nothing: it is outside prefix caching
 RecurrentState      the state after token q - 1: one block          the checkpoint at L
 ==================  ==============================================  =============================
 """
@@ -23,6 +24,7 @@ from pagedkv.contract.arguments import TokenIds, check_count, check_flag, requir
 __all__ = [
     "AllocStatus",
     "ChunkedLocal",
+    "CrossAttention",
     "FullAttention",
     "GroupSpec",
     "RecurrentState",
@@ -33,9 +35,11 @@ __all__ = [
     "SlidingWindow",
     "StepId",
     "TokenIds",
+    "is_cross",
     "keeps_state",
     "keeps_whole_prefix",
     "most_checkpoints",
+    "most_positions",
     "num_ahead",
     "num_draft_states",
     "num_sink_tokens",
@@ -193,6 +197,33 @@ class ChunkedLocal:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossAttention:
+    """Layers of a decoder that attend to all tokens of an encoder (Whisper, T5, Llama 3.2 Vision).
+
+    A sequence's blocks in such a group are those of its encoder's tokens
+    (:meth:`BlockSpace.allocate <pagedkv.BlockSpace.allocate>`, ``num_encoder_tokens``). They are allocated with the
+    sequence, written once, in the step that computes its first chunk, read by every step, and freed with it. They
+    neither grow nor shrink with the sequence, and forks share all of them. The entries of the other groups depend on
+    the encoder's tokens too, so keys must tell these apart where those groups have prefix caching. The group itself
+    stays outside. Such groups come after all others.
+
+    Args:
+        max_encoder_tokens: most tokens of an encoder; sets the width of the table.
+    """
+
+    max_encoder_tokens: int
+    block_size: int = 16
+    pool: str = DEFAULT_POOL
+    prefix_caching: Literal[False] = field(default=False, init=False)
+    kind: Literal["cross"] = field(default="cross", init=False)
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        _check_group(self, "block_size", "max_encoder_tokens")
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentState:
     """Layers that keep a state instead of keys and values (Mamba, linear attention, convolutions).
 
@@ -242,7 +273,7 @@ class RecurrentState:
         return self.checkpoint_interval
 
 
-GroupSpec: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | RecurrentState
+GroupSpec: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | CrossAttention | RecurrentState
 """The rule of a group. Every difference between rules is answered by a function that matches over all of them (those
 below, and others elsewhere), so mypy lists all places to extend when a rule is added."""
 
@@ -252,7 +283,7 @@ def keeps_state(group: GroupSpec) -> bool:
     match group:
         case RecurrentState():
             return True
-        case FullAttention() | SlidingWindow() | ChunkedLocal():
+        case FullAttention() | SlidingWindow() | ChunkedLocal() | CrossAttention():
             return False
         case _:
             assert_never(group)
@@ -263,8 +294,30 @@ def keeps_whole_prefix(group: GroupSpec) -> bool:
     match group:
         case FullAttention():
             return True
-        case SlidingWindow() | ChunkedLocal() | RecurrentState():
+        case SlidingWindow() | ChunkedLocal() | CrossAttention() | RecurrentState():
             return False
+        case _:
+            assert_never(group)
+
+
+def is_cross(group: GroupSpec) -> bool:
+    """Whether a group keeps the entries of an encoder's tokens, rather than those of the sequence."""
+    match group:
+        case CrossAttention():
+            return True
+        case FullAttention() | SlidingWindow() | ChunkedLocal() | RecurrentState():
+            return False
+        case _:
+            assert_never(group)
+
+
+def most_positions(group: GroupSpec, max_tokens: int) -> int:
+    """Return the most positions of a sequence in a group, if the sequence itself has at most ``max_tokens`` tokens."""
+    match group:
+        case CrossAttention():
+            return group.max_encoder_tokens
+        case FullAttention() | SlidingWindow() | ChunkedLocal() | RecurrentState():
+            return max_tokens
         case _:
             assert_never(group)
 
@@ -274,7 +327,7 @@ def num_sink_tokens(group: GroupSpec) -> int:
     match group:
         case SlidingWindow():
             return group.num_sink_tokens
-        case FullAttention() | ChunkedLocal() | RecurrentState():
+        case FullAttention() | ChunkedLocal() | CrossAttention() | RecurrentState():
             return 0
         case _:
             assert_never(group)
@@ -285,7 +338,7 @@ def replay_of(group: GroupSpec) -> Replay | None:
     match group:
         case SlidingWindow():
             return group.replay
-        case FullAttention() | ChunkedLocal() | RecurrentState():
+        case FullAttention() | ChunkedLocal() | CrossAttention() | RecurrentState():
             return None
         case _:
             assert_never(group)
@@ -296,7 +349,7 @@ def num_ahead(group: GroupSpec) -> int:
     match group:
         case FullAttention() | SlidingWindow():
             return group.num_ahead
-        case ChunkedLocal() | RecurrentState():
+        case ChunkedLocal() | CrossAttention() | RecurrentState():
             return 0
         case _:
             assert_never(group)
@@ -313,7 +366,7 @@ def num_draft_states(group: GroupSpec) -> int:
     match group:
         case RecurrentState():
             return group.num_draft_states
-        case FullAttention() | SlidingWindow() | ChunkedLocal():
+        case FullAttention() | SlidingWindow() | ChunkedLocal() | CrossAttention():
             return 0
         case _:
             assert_never(group)
@@ -324,7 +377,7 @@ def most_checkpoints(group: GroupSpec) -> int | None:
     match group:
         case RecurrentState():
             return group.max_checkpoints
-        case FullAttention() | SlidingWindow() | ChunkedLocal():
+        case FullAttention() | SlidingWindow() | ChunkedLocal() | CrossAttention():
             return None
         case _:
             assert_never(group)
@@ -348,7 +401,9 @@ class SequenceGroup:
     Args:
         request_id: for messages only.
         seqs: the live sequences of the group.
+        encoder_seq: the encoder's tokens, for a model that encodes before it decodes; only their number counts.
     """
 
     request_id: str
     seqs: list[Sequence]
+    encoder_seq: Sequence | None = None

@@ -25,6 +25,7 @@ from pagedkv.plan_buffer import (
     CHECKSUM_KIND,
     CHECKSUM_LOW,
     COMPUTE,
+    ENDS,
     ENTRIES,
     HEADER_WORDS,
     LENGTH,
@@ -33,6 +34,7 @@ from pagedkv.plan_buffer import (
     NUM_WORDS,
     OFFSET,
     RUNS,
+    STARTS,
     STEP_HIGH,
     STEP_LOW,
     VERSION,
@@ -138,6 +140,8 @@ class PlanChecks:
         lines = [sizes.layout.lines[part] for part in (*kinds, (COMPUTE, 0))]
         self._places = np.array([HEADER_WORDS + LINE_WORDS * line + OFFSET for line in lines]).repeat(2)
         self._places[1::2] += LENGTH - OFFSET
+        starts = [(group, sizes.line(STARTS, group)) for group in range(sizes.num_tables)]
+        self._own_ranges = [(group, line, sizes.line(ENDS, group)) for group, line in starts if line]
 
     def require_plan(self, words: Int32Array) -> tuple[int, int]:
         """Check a plan's words; return the numbers of rows and of positions that it computes.
@@ -235,7 +239,23 @@ class PlanChecks:
                 f"the plan computes {num_tokens} positions, but there are slots for {self._sizes.max_tokens}: raise "
                 "max_batched_tokens"
             )
+        for group, starts_line, ends_line in self._own_ranges:
+            self._require_own_ranges(words, group, starts_line, (ends_line, ends))
         return num_rows, num_tokens
+
+    def _require_own_ranges(
+        self, words: Int32Array, group: int, starts_line: int, ends: tuple[int, Int32Array]
+    ) -> None:
+        """Check that there are slots for the positions of a group with starts of its own, and perhaps ends."""
+        ends_line, common = ends
+        offset, length = words[starts_line + OFFSET : starts_line + LENGTH + 1].tolist()
+        stops = words[words[ends_line + OFFSET] :][:length] if ends_line else common
+        num_positions = int(np.maximum(stops - words[offset : offset + length], 0).sum(dtype=np.int64))
+        if num_positions > self._sizes.max_tokens:
+            raise TensorError(
+                f"the plan writes {num_positions} positions in {self._names[group]}, but there are slots for "
+                f"{self._sizes.max_tokens}: raise max_batched_tokens"
+            )
 
 
 def require_fingerprint(words: Int32Array, expected: bytes) -> None:

@@ -30,11 +30,12 @@ import torch
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.plan import StepPlan, TableWrites
 from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import keeps_state, num_draft_states
+from pagedkv.contract.spec import keeps_state, most_positions, num_draft_states
 from pagedkv.plan_buffer import (
     ARRAYS_OF_KIND,
     COMPUTE,
     DRAFT_STATES,
+    ENDS,
     ENTRIES,
     HEADER_WORDS,
     KIND,
@@ -59,6 +60,7 @@ HAS_SLOTS: Final = 3  # 0 for recurrent states
 RUNS_LINE: Final = 4  # words of a packet where a part's line of the directory begins
 ENTRIES_LINE: Final = 5
 STARTS_LINE: Final = 6  # 0 if the group's ranges have the same starts as those of other groups
+ENDS_LINE: Final = 7  # 0 if they have the same ends, which is all but cross-attention
 NUM_COLUMNS: Final = 8
 # Words of ``clock``.
 PULLED: Final = 0  # number of applied packets: the next one is in buffer PULLED % num_buffers of the ring
@@ -148,7 +150,8 @@ class TableArrays:
         held_rows: int32 ``[G, R]``: the row at a place of ``batch_tables``; -1: none.
         held_extents: int32 ``[G, R]``: number of its entries there.
         held_stamps: int64 ``[G, R]``: number of the last packet that these entries include.
-        starts, seq_lens: int32 ``[G, R]``: range of each place, moved down by refused tokens; 0 after the batch.
+        starts, seq_lens: int32 ``[G, R]``: range of each place, moved down by refused tokens (not an encoder's); 0
+            after the batch.
         offsets: int32 ``[G, R + 1]``: tokens before each place, in the flat order.
         heads: int32 ``[G, NUM_HEADS]``: sizes and places of the packet's parts for a table.
         firsts: int32 ``[R]``: the first position of each place with a state in a slot of the second tables; NO_FIRST
@@ -258,7 +261,7 @@ def _geometry_rows(sizes: TableGeometry, bases: Sequence[int]) -> list[list[int]
             sizes.line(RUNS, group),
             sizes.line(ENTRIES, group),
             sizes.line(STARTS, group),
-            0,
+            sizes.line(ENDS, group),
         ]
         for group in range(sizes.num_tables)
     ]
@@ -385,7 +388,7 @@ def _cut(run: Run, room: int) -> Iterator[Run]:
         yield Run(run.row, run.start + first, run.block_ids[first : first + most])
 
 
-PARTS_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES)
+PARTS_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES, ENDS)
 
 
 def buffer_words(layout: PlanLayout, sizes: TableGeometry, num_entries: int) -> int:
@@ -408,7 +411,7 @@ def runs_of(writes: TableWrites) -> list[Run]:
 def without_writes(words: Int32Array, layout: PlanLayout) -> Int32Array:
     """Copy a plan without its table writes, moves and new blocks; the ranges of its rows remain."""
     lines = read_directory(words)
-    kept = [line for line in lines if line[KIND] in {COMPUTE, UNKNOWN, STARTS, DRAFT_STATES}]
+    kept = [line for line in lines if line[KIND] in {COMPUTE, UNKNOWN, STARTS, DRAFT_STATES, ENDS}]
     num_words = sum(ARRAYS_OF_KIND[kind] * padded(length) for kind, _, _, length in kept)
     reduced = layout.new_buffer(read_step_id(words), num_words)
     end = len(layout.template)
@@ -458,7 +461,9 @@ class SpaceTables:
         return cls(
             num_groups=len(groups),
             block_sizes=sizes,
-            widths=tuple(-(-config.max_tokens // size) for size in sizes),
+            widths=tuple(
+                -(-most_positions(group, config.max_tokens) // size) for group, size in zip(groups, sizes, strict=True)
+            ),
             slots_of=MappingProxyType(slots_of),
             num_blocks=tuple(by_pool[groups[owner].pool] for owner in owners),
             names=(
@@ -528,9 +533,10 @@ class HostTables:
         """
         self._apply()
         ranges, size = plan.compute_in(group), self._block_sizes[group]
-        num_unknown = 0 if plan.unknown is None else plan.unknown.counts
-        first = np.maximum(ranges.starts - num_unknown, 0) // size
-        counts = np.maximum((ranges.ends + size - 1) // size - first, 0)
+        num_unknown = 0 if plan.unknown is None or group in plan.crossing else plan.unknown.counts
+        begins = np.maximum(ranges.starts - num_unknown, 0)
+        first = begins // size
+        counts = np.where(begins < ranges.ends, (ranges.ends + size - 1) // size - first, 0)
         rows = np.repeat(ranges.rows, counts)
         index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
         written: Int32Array = self._tables[group][rows, index]

@@ -30,6 +30,7 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import DIGEST_WORDS, BoolArray, Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.spec import (
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
     GroupSpec,
     RecurrentState,
@@ -371,7 +372,7 @@ class HitLengths:
 def _first_needed(group: GroupSpec, query: Int64Array) -> Int64Array:
     """Return the first position, sinks aside, that a query or a later one reads: int64, as ``query``."""
     match group:
-        case FullAttention():
+        case FullAttention() | CrossAttention():
             return np.zeros_like(query)
         case SlidingWindow(window=window):
             return np.maximum(0, query - window + 1)

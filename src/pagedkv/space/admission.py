@@ -28,6 +28,7 @@ from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import AllocStatus, Row, TokenIds
 from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.space.crossing import allocate_encoder, as_encoder_tokens, num_encoder_blocks
 from pagedkv.space.epochs import date_hit
 from pagedkv.space.explaining import record_explanation
 from pagedkv.space.growing import append, as_growth, note_reliance, slots_to_reserve, write_tokens
@@ -75,6 +76,7 @@ class Admission(NamedTuple):
         tenant: number of the tenant that is charged.
         prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part.
         num_reserved: slots for what grows beside it, which are to stay free.
+        num_encoder_tokens: tokens of the encoder that it attends to.
     """
 
     prompt: Prompt
@@ -87,6 +89,7 @@ class Admission(NamedTuple):
     tenant: int = 0
     prompt_length: int = 0
     num_reserved: int = 0
+    num_encoder_tokens: int = 0
 
 
 def as_policy(publish: object) -> tuple[bool, bool]:
@@ -160,6 +163,8 @@ def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit |
         if admission.num_reserved:
             count += group.num_slots_blocks(0, admission.num_reserved)
         needed[group.pool.name] += count
+    for name, count in num_encoder_blocks(state, admission.num_encoder_tokens).items() if state.cross_groups else ():
+        needed[name] += count
     return needed
 
 
@@ -186,6 +191,8 @@ def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: Prefix
         needed[group.pool.name] += _taken_by_chunks(group, num_tokens, num_lookahead, own_starts, waiting)
         needed[group.pool.name][-1] += _num_fork_blocks(group, admission)
         needed[group.pool.name] += group.num_slots_blocks(0, admission.num_reserved)
+    for name, count in num_encoder_blocks(state, admission.num_encoder_tokens).items():
+        needed[name] += count
     return {name: int(by_chunk.max()) for name, by_chunk in needed.items()}
 
 
@@ -238,24 +245,35 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
 
 
 def as_admissions(
-    state: SpaceState, matches: Sequence[PrefixHit], tenants: Sequence[str | None] | None, num_lookahead: int
+    state: SpaceState,
+    matches: Sequence[PrefixHit],
+    tenants: Sequence[str | None] | None,
+    num_lookahead: int,
+    num_encoder_tokens: Sequence[int] | None,
 ) -> list[tuple[Admission, PrefixHit]]:
     """Check prompts that were matched, and their tenants.
 
     Raises:
-        ConfigurationError: no answers of matches; not as many tenants, or an unknown one.
-        TokenError: a prompt and its lookahead are longer than the tables.
+        ConfigurationError: no answers of matches; not as many tenants, or an unknown one; not as many encoders.
+        TokenError: a prompt and its lookahead, or an encoder, are longer than the tables.
     """
     if not isinstance(matches, Sequence) or not all(isinstance(hit, PrefixHit) for hit in matches):
         raise ConfigurationError(f"matches must be a list of what BlockSpace.match returned, got {matches!r}")
     names = [None] * len(matches) if tenants is None else tenants
     if isinstance(names, str) or not isinstance(names, Sequence) or len(names) != len(matches):
         raise ConfigurationError(f"tenants must name one tenant or None for each of {len(matches)} prompts: {names!r}")
+    encoders = (0,) * len(matches) if num_encoder_tokens is None else num_encoder_tokens
+    if isinstance(encoders, str | bytes) or not isinstance(encoders, Sequence) or len(encoders) != len(matches):
+        raise ConfigurationError(
+            f"num_encoder_tokens must have a number for each of {len(matches)} prompts, 0 for none: {encoders!r}"
+        )
     admissions = []
-    for hit, name in zip(matches, names, strict=True):
+    for hit, name, given in zip(matches, names, encoders, strict=True):
         prompt, tenant = hit.prompt, state.room.number_of(name)
         prepare_prompt(state, prompt.tokens, prompt.keys, None, num_lookahead)
-        admissions.append((Admission(prompt, num_lookahead, 1, len(prompt.tokens), tenant=tenant), hit))
+        encoder = as_encoder_tokens(state, given, prompt.keys)
+        wanted = Admission(prompt, num_lookahead, 1, len(prompt.tokens), tenant=tenant, num_encoder_tokens=encoder)
+        admissions.append((wanted, hit))
     return admissions
 
 
@@ -307,7 +325,7 @@ def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortag
     return None
 
 
-def allocate_prompt(  # noqa: C901 - what only some spaces have is called where it happens
+def allocate_prompt(  # noqa: C901, PLR0912 - what only some spaces have is called where it happens
     state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit
 ) -> Row:
     """Give a prompt a row and blocks; the caller has checked that there are enough of both."""
@@ -330,6 +348,8 @@ def allocate_prompt(  # noqa: C901 - what only some spaces have is called where 
         state.loops[allocate_row](*group.view, row, blocks, prompt.tokens, num_lookahead)
     if hit.tails:
         _go_on_from_tails(state, ledger, row, hit)
+    if admission.num_encoder_tokens:
+        allocate_encoder(state, row, admission.num_encoder_tokens)
     if state.has_tenants:
         keep_caps(state, tenant)
     state.rows[row, NUM_PLANNED] = hit.num_tokens

@@ -72,7 +72,7 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
     _check_known(state)
     for pool in state.all_pools:
         _check_contents(state, pool)
-    for group in state.groups:
+    for group in state.all_groups:
         _check_rows(state, group)
         _check_pending(state, group)
         _check_planned_once(state, ledger, group)
@@ -156,7 +156,7 @@ def _check_pending(state: SpaceState, group: Group) -> None:
     is_covered = np.zeros(len(pending), np.bool_)
     running = np.flatnonzero(state.rows[:, STATUS] == RUNNING).tolist()
     for row in running:
-        start, end = int(state.rows[row, group.planned]), int(state.rows[row, NUM_TOKENS])
+        start, end = int(state.rows[row, group.planned]), int(state.rows[row, group.positions])
         needed = first_needed_token(kind, span, start) // group.block_size
         if group.replays and state.rows[row, at + FIRST_BLOCK] < state.rows[row, group.arrays.parameters[SURE]]:
             needed = start // group.block_size  # a replay does not read what lies before it
@@ -170,7 +170,7 @@ def _check_pending(state: SpaceState, group: Group) -> None:
         if start < end:
             is_covered[group.arrays.table[row, start // group.block_size : -(-end // group.block_size)]] = True
     for row in running:
-        blocks = group.arrays.table[row, : -(-int(state.rows[row, NUM_TOKENS]) // group.block_size)]
+        blocks = group.arrays.table[row, : -(-int(state.rows[row, group.positions]) // group.block_size)]
         orphaned = blocks[pending[blocks] & ~is_covered[blocks] & (blocks != NULL_BLOCK)]
         assert len(orphaned) == 0, f"group {group.index}, row {row}: no row computes the pending block {orphaned[0]}"
 
@@ -179,7 +179,8 @@ def _check_planned_once(state: SpaceState, ledger: StepLedger, group: Group) -> 
     """No row is to compute again what a step in flight computes for it: its window moves on with that step."""
     for step in ledger.in_flight:
         is_alive = (state.serials[step.rows] == step.serials) & (state.rows[step.rows, STATUS] == RUNNING)
-        rows, ends = step.rows[is_alive], step.ends[is_alive]
+        of_step = step.plan.compute_in(group.index).ends if group in state.cross_groups else step.ends
+        rows, ends = step.rows[is_alive], of_step[is_alive]
         again = np.flatnonzero(state.rows[rows, group.planned] < ends)
         assert len(again) == 0, (
             f"group {group.index}, row {rows[again[0]]}: position {state.rows[rows[again[0]], group.planned]} is next, "
@@ -258,11 +259,14 @@ def _check_rows(state: SpaceState, group: Group) -> None:
         record = state.rows[row].tolist()
         mine = record[at:]
         where = f"group {group.index}, row {row}"
-        assert 0 <= record[group.planned] <= record[NUM_TOKENS], f"{where}: planned beyond its tokens"
-        is_waiting = record[group.planned] < record[NUM_TOKENS] and record[STATUS] in {RUNNING, SWAPPED}
+        assert 0 <= record[group.planned] <= record[group.positions], f"{where}: planned beyond its tokens"
+        is_waiting = record[group.planned] < record[group.positions] and record[STATUS] in {RUNNING, SWAPPED}
         assert not is_waiting or record[NUM_PLANNED] < record[NUM_TOKENS], f"{where}: no plan would compute it"
         assert 0 <= record[NUM_ACCEPTED] <= record[NUM_TOKENS], f"{where}: accepted beyond its tokens"
-        assert mine[NUM_BLOCKS] >= -(-record[NUM_TOKENS] // group.block_size), f"{where}: too few blocks"
+        num_filled = -(-record[group.positions] // group.block_size)
+        assert mine[NUM_BLOCKS] >= num_filled, f"{where}: too few blocks"
+        is_own = group not in state.cross_groups
+        assert is_own or mine[NUM_BLOCKS] == num_filled, f"{where}: blocks beyond its encoder's"
         sealed = group.num_sealed(record[NUM_ACCEPTED])
         assert mine[NUM_PUBLISHED] <= mine[NUM_DIGESTED] <= sealed, f"{where}: published what is not certain"
         assert 0 <= mine[DIRTY_FROM] <= mine[DIRTY_TO] <= mine[NUM_BLOCKS], f"{where}: changes beyond the table"

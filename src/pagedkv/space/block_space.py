@@ -62,6 +62,7 @@ from pagedkv.space import (
     withdrawing,
 )
 from pagedkv.space.admission import Admission, free_blocks_needed
+from pagedkv.space.crossing import as_encoder_tokens
 from pagedkv.space.epochs import as_epochs, as_next_epoch, begin_epoch, spans_of
 from pagedkv.space.forgetting import forget, start_of_branch
 from pagedkv.space.hits import PrefixHit, prepare_prompt
@@ -102,6 +103,7 @@ class BlockSpace(SpaceView):
         num_lookahead: int = 0,
         num_reserved: int = 0,
         num_sequences: int = 1,
+        num_encoder_tokens: int = 0,
         max_chunk: int | None = None,
         match: PrefixHit | None = None,
         tenant: str | None = None,
@@ -113,7 +115,8 @@ class BlockSpace(SpaceView):
         that holds nothing but hits of this prompt which other sequences use.
 
         Args:
-            token_ids, keys, digests, num_lookahead, num_sequences, match, tenant: as in :meth:`allocate`.
+            token_ids, keys, digests, num_lookahead, num_sequences, num_encoder_tokens, match, tenant: as in
+                :meth:`allocate`.
             num_reserved: slots that are to stay free in each group for other sequences to grow into, in whole blocks;
                 they may exceed ``max_tokens``.
             max_chunk: most prompt tokens that one step computes, for chunked prefill in which each step is
@@ -130,7 +133,15 @@ class BlockSpace(SpaceView):
         num_rows = as_count(num_sequences, "num_sequences", least=1)
         chunk = len(prompt.tokens) if max_chunk is None else as_count(max_chunk, "max_chunk", least=1)
         number, beside = self._state.room.number_of(tenant), as_count(num_reserved, "num_reserved")
-        question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=number, num_reserved=beside)
+        question = admission.Admission(
+            prompt,
+            reserve,
+            num_rows,
+            chunk,
+            tenant=number,
+            num_reserved=beside,
+            num_encoder_tokens=as_encoder_tokens(self._state, num_encoder_tokens, keys),
+        )
         return admission.admission_status(self._state, question, match)
 
     def num_allocatable(
@@ -139,6 +150,7 @@ class BlockSpace(SpaceView):
         *,
         num_lookahead: int = 0,
         tenants: abc.Sequence[str | None] | None = None,
+        num_encoder_tokens: abc.Sequence[int] | None = None,
     ) -> int:
         """Return how many of some prompts, from the first on, fit beside one another now. Changes nothing.
 
@@ -152,15 +164,18 @@ class BlockSpace(SpaceView):
             matches: the answer of :meth:`match` for each prompt.
             num_lookahead: slots reserved beyond the tokens of each.
             tenants: the tenant of each prompt; None: none has a tenant.
+            num_encoder_tokens: the tokens of each prompt's encoder, as in :meth:`allocate`; None: none has an encoder.
 
         Raises:
-            ConfigurationError: ``matches`` are no answers of this space; not as many tenants, or one that is unknown.
-            TokenError: a prompt and its lookahead beyond ``max_tokens``, or one that was overwritten since.
+            ConfigurationError: ``matches`` are no answers of this space; not as many tenants, or one that is unknown;
+                not as many encoders, or one that :meth:`allocate` refuses.
+            TokenError: a prompt and its lookahead beyond ``max_tokens``, or one that was overwritten since; an encoder
+                beyond ``max_encoder_tokens``.
 
         Cost: that of :meth:`can_allocate` for each prompt; 0.2 us more for each free block that it hits.
         """
         reserve = as_count(num_lookahead, "num_lookahead")
-        wanted = admission.as_admissions(self._state, matches, tenants, reserve)
+        wanted = admission.as_admissions(self._state, matches, tenants, reserve, num_encoder_tokens)
         return admission.num_that_fit(self._state, wanted)
 
     def allocate(
@@ -172,6 +187,7 @@ class BlockSpace(SpaceView):
         num_lookahead: int = 0,
         num_draft: int = 0,
         num_sequences: int = 1,
+        num_encoder_tokens: int = 0,
         num_external_tokens: int = 0,
         match: PrefixHit | None = None,
         prompt: TokenIds | None = None,
@@ -193,6 +209,11 @@ class BlockSpace(SpaceView):
             num_sequences: sequences that are to share the prompt by forks. A Shortage is returned also if the forks
                 would lack blocks to reserve as many slots each (:meth:`append` without tokens reserves them). Only one
                 row is allocated.
+            num_encoder_tokens: tokens of the encoder that the sequence attends to
+                (:class:`~pagedkv.CrossAttention`). Blocks for their entries are taken with the others, all or none; the
+                first plan of the row writes all of them (:meth:`StepPlan.compute_in <pagedkv.StepPlan.compute_in>`),
+                its forks share them, and they go with the last of these. With prefix caching ``keys`` must tell
+                encoders apart by a medium that begins at the first token: ``media=(MediaSpan(0, 1, digest),)``.
             num_external_tokens: leading tokens whose KV the engine copies from elsewhere into the row's blocks behind
                 its hit. A window group gets the whole blocks that the next position reads, a recurrent state gets the
                 last state, and a group outside prefix caching, where nothing hits, gets all from the first token on.
@@ -223,7 +244,8 @@ class BlockSpace(SpaceView):
             TokenError, ConfigurationError: see :func:`~pagedkv.space.hits.prepare_prompt`; ``match`` is the
                 answer for another prompt, other keys or another space, or the tokens were overwritten since; ``prompt``
                 does not begin with ``token_ids``, or differs from the prompt of ``match``; ``continues`` is no
-                receipt, or the space keeps none; there is no such tenant.
+                receipt, or the space keeps none; there is no such tenant; an encoder beyond ``max_encoder_tokens``,
+                without a group of cross-attention, or with keys that do not tell it from others.
             TooManySequencesError: fewer than ``num_sequences`` rows are vacant. This is no answer, as a lack of blocks
                 is: ``max_sequences`` is the caller's own number, and so is that of its sequences, while what a prompt
                 shares and what is free is known only here.
@@ -248,6 +270,7 @@ class BlockSpace(SpaceView):
             *admission.as_policy(publish),
             tenant=self._state.room.number_of(tenant),
             prompt_length=match.prompt_length if isinstance(match, PrefixHit) else len(tokens),
+            num_encoder_tokens=as_encoder_tokens(self._state, num_encoder_tokens, keys),
         )
         if as_count(num_external_tokens, "num_external_tokens"):
             if len(drafts):
@@ -378,7 +401,8 @@ class BlockSpace(SpaceView):
         Raises:
             SharedPrefixError: another sequence or a ticket holds blocks beyond that length.
             TruncationError: a length outside ``[1, num_tokens]``; a length whose window or state is gone; a length
-                inside a hit that a group outside prefix caching, or a replayed window, has not computed yet.
+                inside a hit that a group outside prefix caching, or a replayed window, has not computed yet, or whose
+                row's encoder is not planned yet.
 
         Nothing is changed when it raises. O(rows + blocks freed or completed), about 12 ns a row.
         """
@@ -435,6 +459,8 @@ class BlockSpace(SpaceView):
 
     def fork(self, row: int, num_children: int = 1, *, at: int | None = None) -> Int32Array | Shortage | PrefixGone:
         """Make sequences that share the blocks of a row; return their rows. Copies nothing, except ``at`` in a block.
+
+        The children attend to the row's encoder, and share all blocks of it.
 
         Args:
             row: the row.
@@ -609,7 +635,7 @@ class BlockSpace(SpaceView):
         return planning.abort(self._state, self._ledger, as_step_id(step_id))
 
     def mark_computed(self, rows: Rows) -> None:
-        """Declare all tokens of these rows computed, outside any plan; windows slide accordingly.
+        """Declare all tokens of these rows, and their encoders' entries, computed outside any plan; windows slide.
 
         If the open step or one in flight computes blocks that rows share, name all these rows together. If a step in
         flight computes a row too, the caller must make sure that this step leaves the declared content intact, even if
@@ -997,6 +1023,7 @@ class BlockSpace(SpaceView):
         num_lookahead: int = 0,
         num_reserved: int = 0,
         num_sequences: int = 1,
+        num_encoder_tokens: int = 0,
         match: PrefixHit | None = None,
     ) -> bool:
         """Return whether a prompt needs more blocks of some pool than its tenant's cap leaves now. Changes nothing.
@@ -1004,7 +1031,8 @@ class BlockSpace(SpaceView):
         Then it waits for its own tenant's sequences alone, however many blocks are free. False without tenants.
 
         Args:
-            token_ids, tenant, keys, num_lookahead, num_sequences, match: as in :meth:`can_allocate`.
+            token_ids, tenant, keys, num_lookahead, num_sequences, num_encoder_tokens, match: as in
+                :meth:`can_allocate`.
             num_reserved: slots that are to stay free for other sequences of the tenant.
 
         Raises: as :meth:`can_allocate`.
@@ -1013,9 +1041,18 @@ class BlockSpace(SpaceView):
         prompt = prepare_prompt(self._state, token_ids, keys, None, reserve)
         num_rows, beside = as_count(num_sequences, "num_sequences", least=1), as_count(num_reserved, "num_reserved")
         number = self._state.room.number_of(tenant)
+        encoder = as_encoder_tokens(self._state, num_encoder_tokens, keys)
         if not self._state.room.names:
             return False
-        admission = Admission(prompt, reserve, num_rows, len(prompt.tokens), tenant=number, num_reserved=beside)
+        admission = Admission(
+            prompt,
+            reserve,
+            num_rows,
+            len(prompt.tokens),
+            tenant=number,
+            num_reserved=beside,
+            num_encoder_tokens=encoder,
+        )
         needed = free_blocks_needed(self._state, admission, match_prompt(self._state, prompt, match))
         return any(needed[share.pool] > share.cap - share.num_taken for share in self._state.room.shares_of(number))
 

@@ -27,6 +27,7 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import StepError
+from pagedkv.space.crossing import declare_encoders, require_encoders_declarable
 from pagedkv.space.drafting import require_declarable
 from pagedkv.space.epochs import date_declared
 from pagedkv.space.publishing import publish
@@ -56,8 +57,10 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
         require_declarable(state, batch)
     _require_no_moves(state, ledger, batch)
     _require_no_other_computes(state, ledger, batch)
+    require_encoders_declarable(state, batch)
     with state.changing:
         declare(state, ledger, batch)
+        declare_encoders(state, batch)
 
 
 def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
@@ -92,14 +95,14 @@ def _end_overlap(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> No
 
 
 def _require_no_moves(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    for group in state.groups:
+    for group in state.all_groups:
         written, read = ledger.moved_blocks(group.pool.name)
         if not (written or read):
             continue
         for row in batch.tolist():
             table = group.arrays.table[row, : int(state.rows[row, group.arrays.parameters[AT] + NUM_BLOCKS])].tolist()
             start = int(state.rows[row, group.planned])
-            uncomputed = table[start // group.block_size :] if start < state.rows[row, NUM_TOKENS] else []
+            uncomputed = table[start // group.block_size :] if start < state.rows[row, group.positions] else []
             if touched := written.intersection(table) | read.intersection(uncomputed):
                 raise StepError(
                     f"row {row} cannot be declared computed: a plan, open or in flight, copies or swaps its block "

@@ -36,8 +36,10 @@ from pagedkv.space.rows import (
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PLANNED,
+    NUM_POSITIONS,
     NUM_PUBLISHED,
     NUM_TOKENS,
+    PLANNED,
     RUNNING,
     STATUS,
     SURE,
@@ -96,10 +98,8 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         if state.is_overlapped:
             state.num_known[children] = state.num_known[parent]
         inherit(state, parent, children)
-        for group in state.groups:
-            state.loops[fork_row](*group.view, parent, children)
-            table = group.arrays.table[parent, : blocks_for(num_tokens, group.block_size)]
-            note_reliance(state, ledger, group, children, table)
+        for group in state.all_groups:
+            _share(state, ledger, group, parent, children)
         for chains in state.chains:
             chains[children] = chains[parent]
         if state.receipts is not None:
@@ -107,6 +107,13 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         for tell in state.observers.forked:
             tell(parent, children, num_tokens)
     return children
+
+
+def _share(state: SpaceState, ledger: StepLedger, group: Group, parent: int, children: Int32Array) -> None:
+    """Let new rows share every block of ``parent`` in a group; in one of cross-attention, all of its encoder's."""
+    state.loops[fork_row](*group.view, parent, children)
+    num_blocks = blocks_for(int(state.rows[parent, group.positions]), group.block_size)
+    note_reliance(state, ledger, group, children, group.arrays.table[parent, :num_blocks])
 
 
 @takes(Like.ROWS, Like.IDS, Like.IDS, Like.IDS, Like.NUMBER, Like.IDS)
@@ -138,7 +145,8 @@ def inherit_rows(
 def fork_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int, children: Int32Array) -> None:
     """Let new rows share every block of ``parent`` that has content. The caller sets the common columns."""
     at = group.parameters[AT]
-    num_blocks = blocks_for(rows[parent, NUM_TOKENS], group.parameters[BLOCK_SIZE])
+    length = rows[parent, group.parameters[NUM_POSITIONS]]
+    num_blocks = blocks_for(length, group.parameters[BLOCK_SIZE])
     for index in range(num_blocks):
         block = group.table[parent, index]
         if block != NULL_BLOCK:
@@ -146,6 +154,8 @@ def fork_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int
     for child in children:
         for index in range(num_blocks):
             group.table[child, index] = group.table[parent, index]
+        rows[child, group.parameters[NUM_POSITIONS]] = length
+        rows[child, group.parameters[PLANNED]] = length
         rows[child, at + FIRST_BLOCK] = rows[parent, at + FIRST_BLOCK]
         if group.parameters[CACHING]:
             rows[child, at + NUM_DIGESTED] = rows[parent, at + NUM_DIGESTED]
@@ -180,6 +190,8 @@ def branch(
             charge_to(state, tenant)
         children = state.take_rows(1)
         _branch_off(state, ledger, parent, children, length)
+        for group in state.cross_groups:
+            _share(state, ledger, group, parent, children)
         if num_children > 1:
             children = np.append(children, fork(state, ledger, int(children[0]), num_children - 1))
     return children

@@ -75,6 +75,7 @@ from pagedkv.space.rows import (
     NUM_DIGESTED,
     NUM_DRAFT_STATES,
     NUM_PLANNED,
+    NUM_POSITIONS,
     NUM_TOKENS,
     PLANNED,
     RECURRENT,
@@ -642,7 +643,7 @@ def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
     Rows marked ``leaving_mark`` release their blocks as well.
     """
     if state.rows[row, NUM_PLANNED] < state.rows[row, NUM_TOKENS]:
-        for group in state.groups:
+        for group in state.all_groups:
             hand_over_blocks(*group.view, state.relies_on, row, leaving_mark)
         begin_together(state)
 
@@ -650,8 +651,8 @@ def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
 def stop_relying(state: SpaceState, row: int) -> None:
     """Before ``row`` leaves the open step: let it compute itself, later, what another row was to compute for it."""
     if state.relies_on[row] >= state.open_step:
-        starts = [dependency_start(group.arrays, state.rows, row) for group in state.groups]
-        for group, start in zip(state.groups, starts, strict=True):
+        starts = [dependency_start(group.arrays, state.rows, row) for group in state.all_groups]
+        for group, start in zip(state.all_groups, starts, strict=True):
             lower_start(group.arrays, state.rows, row, start)
         begin_together(state)
 
@@ -731,7 +732,8 @@ def hand_over_blocks(
     start = rows[row, group.parameters[PLANNED]]
     open_step = pool.counts[OPEN_STEP]
     heir = NOBODY
-    for index in range(blocks_for(rows[row, NUM_TOKENS], block_size) - 1, start // block_size - 1, -1):
+    num_blocks = blocks_for(rows[row, group.parameters[NUM_POSITIONS]], block_size)
+    for index in range(num_blocks - 1, start // block_size - 1, -1):
         block = group.table[row, index]
         is_pending = pool.records[block, PENDING_STEP] == open_step
         if block == NULL_BLOCK or not is_pending or pool.records[block, REF_COUNT] == 1:
@@ -755,7 +757,7 @@ def hand_over_blocks(
 @compiled
 def leave_computed(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, block: int, index: int) -> None:
     """Note that the open step does not compute a block, since a row that stays has computed all of it."""
-    end = min(rows[row, NUM_TOKENS], (index + 1) * group.parameters[BLOCK_SIZE])
+    end = min(rows[row, group.parameters[NUM_POSITIONS]], (index + 1) * group.parameters[BLOCK_SIZE])
     if rows[row, group.parameters[PLANNED]] >= end:
         pool.records[block, PENDING_STEP] = rows[row, LAST_STEP]
 
@@ -796,15 +798,16 @@ def find_heir(
 def dependency_start(group: GroupArrays, rows: Int32Array, row: int) -> int:
     """Return the first position of ``row`` that another row is to compute in the open step.
 
-    It is the row's number of tokens if there is none.
+    It is the row's number of positions if there is none.
     """
     at = group.parameters[AT]
     planned = group.parameters[PLANNED]
     block_size = group.parameters[BLOCK_SIZE]
-    start = rows[row, NUM_TOKENS]
-    num_blocks = blocks_for(rows[row, NUM_TOKENS], block_size)
+    length = group.parameters[NUM_POSITIONS]
+    start = rows[row, length]
+    num_blocks = blocks_for(start, block_size)
     for other in range(len(rows)):
-        if other == row or rows[other, STATUS] != RUNNING or rows[other, planned] >= rows[other, NUM_TOKENS]:
+        if other == row or rows[other, STATUS] != RUNNING or rows[other, planned] >= rows[other, length]:
             continue
         stop = min(num_blocks, rows[other, at + NUM_BLOCKS])
         for index in range(rows[other, planned] // block_size, stop):

@@ -306,7 +306,7 @@ class SpaceInspection(SpaceObserver):
         state = self._state
         rows = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
         found: set[int] = set()
-        for group in state.groups:
+        for group in state.all_groups:
             if group.pool is pool and len(rows):
                 num_blocks = state.rows[rows, group.arrays.parameters[AT] + NUM_BLOCKS]
                 entries = group.arrays.table[rows, : int(num_blocks.max())]

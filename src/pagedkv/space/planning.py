@@ -50,6 +50,7 @@ from pagedkv.plan_buffer import (
     COMPUTE,
     COPIES,
     DRAFT_STATES,
+    ENDS,
     ENTRIES,
     HEADER_WORDS,
     LENGTH,
@@ -89,6 +90,7 @@ from pagedkv.space.rows import (
     NUM_DRAFT_STATES,
     NUM_PER_GROUP,
     NUM_PLANNED,
+    NUM_POSITIONS,
     NUM_PUBLISHED,
     NUM_SINK_BLOCKS,
     NUM_TOKENS,
@@ -122,6 +124,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
         moves = _open_moves(ledger, layout)
         # Parts that are as long as the ranges.
         num_parts = 3 + len(state.own_starts) + 2 * state.is_overlapped + bool(state.draft_tables)
+        num_parts += len(state.cross_groups)
         num_words = num_parts * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
         writes = []
         for group, (num_runs, num_entries) in zip(state.tables, state.scratch.writes.tolist(), strict=True):
@@ -177,6 +180,8 @@ def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_
         collect_starts(group.arrays, state.rows, buffer, lines[STARTS, group.index], ranges, num_ranges)
     if state.draft_tables:
         state.loops[collect_firsts](state.rows, buffer, lines[DRAFT_STATES, 0], ranges, num_ranges)
+    for group in state.cross_groups:
+        collect_ends(group.arrays, state.rows, buffer, lines[ENDS, group.index], ranges, num_ranges)
 
 
 def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
@@ -239,7 +244,7 @@ def renew_new_blocks(state: SpaceState, ledger: StepLedger, aborted: list[InFlig
         is_concerned[renewed] = True
         if ledger.has_device_writes:
             is_concerned[[block for block in renewed.tolist() if ledger.is_written(name, [block])]] = False
-        for group in state.groups:
+        for group in state.all_groups:
             if group.pool is pool:
                 renew_new(*group.view, _running_rows_of(state, group.index, aborted), is_concerned)
 
@@ -346,7 +351,7 @@ def collect_ranges(
 def collect_starts(
     group: GroupArrays, rows: Int32Array, buffer: Int32Array, line: int, ranges: int, num_ranges: int
 ) -> None:
-    """Write the starts of all ranges in a group outside prefix caching, and record that these are planned.
+    """Write the starts of all ranges in a group with starts of its own, and record that these are planned.
 
     ``ranges`` is where :func:`collect_ranges` has put the rows.
     """
@@ -355,7 +360,20 @@ def collect_starts(
     for place in range(num_ranges):
         row = buffer[ranges + place]
         buffer[offset + place] = rows[row, planned]
-        rows[row, planned] = rows[row, NUM_TOKENS]
+        rows[row, planned] = rows[row, group.parameters[NUM_POSITIONS]]
+
+
+@compiled
+def collect_ends(
+    group: GroupArrays, rows: Int32Array, buffer: Int32Array, line: int, ranges: int, num_ranges: int
+) -> None:
+    """Write the ends of all ranges in a group of cross-attention: the encoders' tokens of their rows.
+
+    ``ranges`` is where :func:`collect_ranges` has put the rows.
+    """
+    offset = place_part(buffer, line, 1, num_ranges)
+    for place in range(num_ranges):
+        buffer[offset + place] = rows[buffer[ranges + place], group.parameters[NUM_POSITIONS]]
 
 
 @takes(Like.ROWS, Like.IDS, Like.IDS, Like.IDS, Like.NUMBER, Like.NUMBER, Like.NUMBER, Like.NUMBER, Like.NUMBER)
@@ -582,7 +600,7 @@ def count_pages(
     indptr[0] = 0
     for place in range(len(batch)):
         row = batch[place]
-        num_tokens = rows[row, NUM_TOKENS]
+        num_tokens = rows[row, group.parameters[NUM_POSITIONS]]
         first = min(rows[row, at + FIRST_BLOCK], blocks_for(num_tokens, block_size))
         if first <= group.parameters[NUM_SINK_BLOCKS]:
             first = 0  # the entries below are sinks, which are all kept
@@ -669,7 +687,7 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
         renew_new_blocks(state, ledger, aborted)
         uncomputed = (state.rows[:, STATUS] == RUNNING) & (state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS])
         running = np.flatnonzero(uncomputed).astype(np.int32)
-        for group in state.groups:
+        for group in state.all_groups:
             renew_pending(*group.view, running, first)
         publish(state, ledger, running)
         ids = tuple(step.plan.step_id for step in aborted)
@@ -734,7 +752,7 @@ def _holders(state: SpaceState, pool: BlockPool, status: int, block_ids: set[int
     is_wanted = np.zeros(pool.num_blocks, np.bool_)
     is_wanted[list(block_ids)] = True
     is_holder = np.zeros(len(state.rows), np.bool_)
-    for group in state.groups:
+    for group in state.all_groups:
         if pool in {group.pool, group.host_pool}:
             find_holders(group.arrays, state.rows, status, is_wanted, is_holder)
     return set(np.flatnonzero(is_holder).tolist())
@@ -771,7 +789,7 @@ def _stranded(state: SpaceState, rewound: list[int]) -> set[int]:
         row
         for group in state.own_starts
         for row in rewound
-        if state.rows[row, group.planned] < num_tokens[row] <= planned[row]
+        if state.rows[row, group.planned] < state.rows[row, group.positions] and num_tokens[row] <= planned[row]
     }
 
 
@@ -780,7 +798,7 @@ def _mark_tables_changed(state: SpaceState, aborted: list[InFlightStep]) -> None
     for writes in (writes for step in aborted for writes in step.plan.table_writes):
         table = state.tables[writes.group].arrays
         at, num_slots = int(table.parameters[AT]), int(table.parameters[NUM_DRAFT_STATES])
-        is_second = writes.group >= len(state.groups)
+        is_second = writes.group >= len(state.all_groups)
         for row in writes.rows.tolist():
             if state.rows[row, STATUS] == RUNNING:
                 note_change(state.rows, row, at, 0, num_slots if is_second else int(state.rows[row, at + NUM_BLOCKS]))

@@ -155,7 +155,7 @@ def _release(
     for pool in state.all_pools if leaving.number else ():
         set_priority(pool.arrays, leaving.number)
     left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
-    for group in state.groups:
+    for group in state.all_groups:
         state.loops[release_rows](*group.view, on_device, outputs)
         if group.host_pool is not None and len(on_host):
             state.loops[release_rows](group.host_pool.arrays, group.arrays, state.rows, on_host, NO_OUTPUTS)

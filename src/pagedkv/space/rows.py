@@ -11,7 +11,9 @@ or will be by a planned step, of this sequence or, in shared blocks, of another 
 
 A group outside prefix caching has no digests and no tail. Since hits do not apply to it, a column of its own contains
 how far it is planned; its parameter ``PLANNED`` is the index of that column. A window that can be replayed also has
-such a column, after those of all tables, and one more for its first block that may be named.
+such a column, after those of all tables, and one more for its first block that may be named. A group of cross-attention
+has the encoder's tokens in place of the row's, and a column of its own with their number. The parameter
+``NUM_POSITIONS`` is the index of the column with the number of positions that a row has in a group.
 
 The next plan writes an entry of a block table only after :func:`note_change`. Rows with something for the open plan
 are linked through ``TOUCHED``, so that the cost of a plan is proportional to the changes. 0 means "not touched", and
@@ -39,12 +41,15 @@ from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Uint32Array
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import (
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
     GroupSpec,
     RecurrentState,
     SlidingWindow,
+    is_cross,
     keeps_state,
     keeps_whole_prefix,
+    most_positions,
     num_ahead,
     num_draft_states,
     num_sink_tokens,
@@ -68,6 +73,7 @@ NUM_PUBLISHED: Final = 3  # leading full blocks that were offered to the prefix 
 TAIL: Final = 4  # the named block with the last published content, and its life at that time
 PLANNED_HERE: Final = 4  # in place of the tail, in a group outside prefix caching where other groups have it
 TAIL_LIFE: Final = 5
+NUM_ENCODER_TOKENS: Final = 5  # in place of the tail's life, in a group of cross-attention
 DIRTY_FROM: Final = 6  # table entries changed since the last plan
 DIRTY_TO: Final = 7
 NUM_PER_GROUP: Final = 8
@@ -108,13 +114,15 @@ SURE: Final = 14  # the column of its rows with SURE_FROM; 0 if the group cannot
 COVERED: Final = 15  # tokens that a block's name covers, from the block's first one on: its own, and those ahead
 MOST_AHEAD: Final = 16  # the most tokens ahead of any group, without which no hit ends anywhere
 RETENTION: Final = 17  # tokens between the places at which blocks stay cached in any case; 0: none
-ROOT: Final = 18  # the eight words of the digest before a first block
+NUM_POSITIONS: Final = 18  # the column with the positions of a row: NUM_TOKENS, or the encoder's
+ROOT: Final = 19  # the eight words of the digest before a first block
 NUM_PARAMETERS: Final = ROOT + DIGEST_WORDS
 # Values of KIND.
 FULL: Final = 0
 WINDOW: Final = 1
 CHUNK: Final = 2
 RECURRENT: Final = 3
+CROSS: Final = 4
 CACHE_LINE_ENTRIES: Final = 16
 
 
@@ -154,6 +162,8 @@ def rule_of(spec: GroupSpec) -> tuple[int, int]:
             return WINDOW, spec.window
         case ChunkedLocal():
             return CHUNK, spec.chunk_size
+        case CrossAttention():
+            return CROSS, 0
         case RecurrentState():
             return RECURRENT, 0
         case _:
@@ -189,13 +199,17 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     parameters[RETENTION] = config.retention_interval
     parameters[NUM_DRAFT_STATES] = num_draft_states(spec)
     parameters[HITS_INSIDE] = caching and kind != RECURRENT and config.min_partial_hit > 0
-    if config.prefix_caching and not caching:
+    parameters[NUM_POSITIONS] = NUM_TOKENS
+    if (config.prefix_caching and not caching) or is_cross(spec):
         parameters[PLANNED] = parameters[AT] + PLANNED_HERE
+    if is_cross(spec):
+        parameters[NUM_POSITIONS] = parameters[AT] + NUM_ENCODER_TOKENS
     if index in config.replaying:
         num_tables = len(config.groups) + len(config.drafting)
         first = NUM_COMMON + num_tables * NUM_PER_GROUP + config.replaying.index(index) * NUM_PER_REPLAY
         parameters[PLANNED], parameters[SURE] = first + REPLAYED_FROM, first + SURE_FROM
-    return GroupArrays(_new_table(config.max_sequences, -(-max_tokens // block_size)), parameters)
+    width = -(-most_positions(spec, max_tokens) // block_size)
+    return GroupArrays(_new_table(config.max_sequences, width), parameters)
 
 
 def new_draft_arrays(index: int, config: SpaceConfig, num_slots: int) -> GroupArrays:
@@ -322,6 +336,8 @@ def first_needed_token(kind: int, span: int, query: int) -> int:
         return max(0, query - span + 1)
     if kind == CHUNK:
         return query // span * span
+    if kind == CROSS:
+        return 0
     assert kind == RECURRENT
     return max(0, query - 1)
 

@@ -59,7 +59,7 @@ class SpaceView:
             self._own_state.room = TenantRoom(self._own_state)
         if config.explain:
             self._own_state.explanations = new_book(self._own_state)
-        self._ledger = StepLedger(len(config.groups))
+        self._ledger = StepLedger(len(self._own_state.groups))
 
     @property
     def config(self) -> SpaceConfig:
@@ -153,6 +153,19 @@ class SpaceView:
         lengths: Int32Array = self._state.rows[batch, NUM_TOKENS]
         return lengths
 
+    def encoder_lengths(self, rows: Rows) -> Int32Array:
+        """Encoder's tokens of some rows: int32 ``[rows]``, the key lengths that kernels of cross-attention take.
+
+        Raises:
+            ConfigurationError: no group is cross-attention.
+        """
+        batch = as_batch(rows)
+        require_status(self._state, batch, OCCUPIED)
+        if not self._state.cross_groups:
+            raise ConfigurationError("rows have no encoder: no group is a CrossAttention")
+        lengths: Int32Array = self._state.rows[batch, self._state.cross_groups[0].positions]
+        return lengths
+
     def slot_mapping(self, plan: StepPlan, group: int = 0) -> Int64Array:
         """Return where the step writes keys and values: the slot of every position it computes, in the plan's order.
 
@@ -213,9 +226,10 @@ class SpaceView:
             refuse_ahead(self._state.config.groups, what)
 
     def _group(self, index: int) -> Group:
-        if as_count(index, "group", least=-1) not in range(len(self._state.groups)):
-            raise ConfigurationError(f"there is no group {index}: the groups are 0 to {len(self._state.groups) - 1}")
-        return self._state.groups[index]
+        groups = self._state.all_groups
+        if as_count(index, "group", least=-1) not in range(len(groups)):
+            raise ConfigurationError(f"there is no group {index}: the groups are 0 to {len(groups) - 1}")
+        return groups[index]
 
     def _entries(self, row: int, group: int) -> Int32Array:
         arrays = self._group(group).arrays

@@ -46,7 +46,15 @@ from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import GroupSpec, StepId, keeps_state, most_checkpoints, num_ahead, num_draft_states
+from pagedkv.contract.spec import (
+    GroupSpec,
+    StepId,
+    is_cross,
+    keeps_state,
+    most_checkpoints,
+    num_ahead,
+    num_draft_states,
+)
 from pagedkv.errors import (
     ConfigurationError,
     FreedSequenceError,
@@ -73,6 +81,7 @@ from pagedkv.space.rows import (
     NUM_DRAFT_STATES,
     NUM_ENDS,
     NUM_PLANNED,
+    NUM_POSITIONS,
     NUM_TOKENS,
     PLANNED,
     RUNNING,
@@ -130,7 +139,8 @@ class Group:
         host_pool: the pool for its swapped-out blocks, or None.
         lane: index of the digest chain that it shares with groups of the same block size and as many tokens ahead; -1
             outside prefix caching.
-        planned: the column of the rows with the number of tokens that are planned in this group.
+        planned: the column of the rows with the number of positions that are planned in this group; positions: the
+            one with the number of all, which are tokens of the row, or of its encoder.
         block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
         keeps_whole_prefix: whether the rule never drops a block (full attention).
         view: the first arguments of compiled loops over its rows: ``loop(*group.view, ...)``.
@@ -144,6 +154,7 @@ class Group:
     host_pool: BlockPool | None
     lane: int
     planned: int
+    positions: int
     block_size: int
     keeps_whole_prefix: bool
     view: GroupView
@@ -451,9 +462,10 @@ class SpaceState:
         pools: device pools by name; host_pools: host pools by the same names; all_pools: both.
         pool_counts: the counts of the device pools.
         groups: the groups, in the configuration's order; cached_groups: those in prefix caching (all, if the space has
-            none); outsiders: those outside it; replaying_groups: those whose windows can be replayed; own_starts:
-            outsiders and replaying_groups. planned_columns: int32, the rows' columns with the planned tokens of any
-            group. lanes: the groups of each digest chain. ahead_groups: those whose names cover tokens ahead;
+            none); outsiders: those outside it; replaying_groups: those whose windows can be replayed; cross_groups:
+            those of cross-attention, which are not among ``groups``; all_groups: both; own_starts: outsiders,
+            replaying_groups and cross_groups. planned_columns: int32, the rows' columns with the planned tokens of any
+            of ``groups``. lanes: the groups of each digest chain. ahead_groups: those whose names cover tokens ahead;
             beyond_hits: tokens that a prompt must have behind a hit, beside the one that is always computed.
             shedding_groups: those whose windows leave cached only what later prompts can hit. state_groups: those that
             keep states for prefixes to hit. sliding_groups: those that do not keep whole prefixes.
@@ -463,7 +475,7 @@ class SpaceState:
         hits_inside: whether hits may end inside blocks. has_tenants: whether tenants are distinguished.
         oldest_epochs: int32 ``[max_sequences]``, the oldest epoch that contributed to what each row holds, if
             counts_epochs: epochs are counted.
-        draft_tables: the second tables of groups that keep draft states; tables: those of the groups, then these.
+        draft_tables: the second tables of groups that keep draft states; tables: those of all groups, then these.
             num_draft_states: most open tokens of a row, if a group is a recurrent state.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.space.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block. roots: per lane uint32
@@ -521,13 +533,14 @@ class SpaceState:
         self.weights = Weights(config.weights_epoch)
         self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
         self.limits_publishing = self.is_overlapped = self.has_brought_digests = False
-        self.groups = self._new_groups()
+        self.all_groups = self._new_groups()
+        self.groups = tuple(group for group in self.all_groups if not is_cross(group.spec))
         self.draft_tables = self._new_draft_tables()
-        self.tables: tuple[Group | DraftTable, ...] = (*self.groups, *self.draft_tables)
+        self.tables: tuple[Group | DraftTable, ...] = (*self.all_groups, *self.draft_tables)
         self.num_draft_states = min((num_draft_states(spec) for spec in config.groups if keeps_state(spec)), default=0)
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
-        self.own_starts = tuple(self.groups[index] for index in config.own_starts)
+        self.own_starts = tuple(self.all_groups[index] for index in config.own_starts)
         self.replaying_groups = tuple(self.groups[index] for index in config.replaying)
         self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
         self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
@@ -558,6 +571,7 @@ class SpaceState:
         config = self.config
         self.roots = [root_of(lane[0].arrays) for lane in self.lanes]
         self.beyond_hits = max(0, int(self.cached_groups[0].arrays.parameters[MOST_AHEAD]) - 1)
+        self.cross_groups = self.all_groups[len(self.groups) :]
         self.sliding_groups = tuple(group for group in self.groups if not group.keeps_whole_prefix)
         self.ends = {
             group.index: np.zeros((config.max_sequences * bool(group in self.shedding_groups), NUM_ENDS), np.int32)
@@ -631,20 +645,22 @@ class SpaceState:
         for index, spec in enumerate(config.groups):
             arrays = new_group_arrays(index, config)
             block_size, is_full = int(arrays.parameters[BLOCK_SIZE]), bool(arrays.parameters[KIND] == FULL)
-            planned = int(arrays.parameters[PLANNED])
-            stays_out = config.prefix_caching and not spec.prefix_caching
+            planned, positions = (int(arrays.parameters[column]) for column in (PLANNED, NUM_POSITIONS))
+            stays_out = is_cross(spec) or (config.prefix_caching and not spec.prefix_caching)
             ahead = int(arrays.parameters[COVERED]) - block_size
             lane = NO_LANE if stays_out else lane_of_size.setdefault((block_size, ahead), len(lane_of_size))
             pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
             view = GroupView(pool.arrays, arrays, self.rows)
-            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view, ahead))
+            groups.append(
+                Group(index, spec, arrays, pool, host_pool, lane, planned, positions, block_size, is_full, view, ahead)
+            )
         return tuple(groups)
 
     def _new_draft_tables(self) -> tuple[DraftTable, ...]:
         drafting = [group for group in self.groups if num_draft_states(group.spec)]
         return tuple(
             DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)))
-            for index, group in enumerate(drafting, len(self.groups))
+            for index, group in enumerate(drafting, len(self.all_groups))
         )
 
     def _lanes(self) -> tuple[tuple[Group, ...], ...]:

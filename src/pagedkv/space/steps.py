@@ -43,8 +43,10 @@ class InFlightStep:
     epoch: int = 0
 
     def starts_in(self, group: int) -> Int32Array:
-        """Return where each range begins in a group, int32 ``[rows]``, moved down like the others."""
+        """Return where each range begins in a group, int32 ``[rows]``, moved down like the others; not an encoder's."""
         outside = self.plan.compute_outside.get(group)
+        if group in self.plan.crossing:
+            return self.plan.compute_outside[group].starts
         return self.starts if outside is None else outside.starts - (self.plan.compute.starts - self.starts)
 
     def live_starts(self, serials: Int32Array, group: int) -> list[tuple[int, int]]:

@@ -63,6 +63,7 @@ from pagedkv.space.rows import (
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PLANNED,
+    NUM_POSITIONS,
     NUM_PUBLISHED,
     NUM_TOKENS,
     PLANNED,
@@ -116,7 +117,7 @@ class _Survey:
 def _survey(state: SpaceState, batch: Int32Array, source_of: PoolOf, destination_of: PoolOf) -> _Survey:
     found = _Survey(dict.fromkeys(state.pools, 0), dict.fromkeys(state.pools, 0), {})
     claimed: dict[str, Int32Array] = {}
-    for group in state.groups:
+    for group in state.all_groups:
         name, source, destination = group.pool.name, source_of(group), destination_of(group)
         num_taken, num_distinct = survey(
             source.arrays,
@@ -148,9 +149,9 @@ def _is_written(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> boo
     """Return whether the open plan writes a block of these rows before the forward pass."""
     if not ledger.has_device_writes:
         return False
-    for group in state.groups:
+    for group in state.all_groups:
         for row in batch.tolist():
-            num_blocks = blocks_for(int(state.rows[row, NUM_TOKENS]), group.block_size)
+            num_blocks = blocks_for(int(state.rows[row, group.positions]), group.block_size)
             if ledger.is_written(group.pool.name, group.arrays.table[row, :num_blocks].tolist()):
                 return True
     return False
@@ -158,7 +159,7 @@ def _is_written(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> boo
 
 def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> AllocStatus:
     """Return whether the host pools can take these running rows. Changes nothing."""
-    if any(group.host_pool is None for group in state.groups):
+    if any(group.host_pool is None for group in state.all_groups):
         return AllocStatus.NEVER
     found = _survey(state, batch, _device_pool, _host_pool)
     if any(found.num_places(name) > pool.num_usable for name, pool in state.host_pools.items()):
@@ -187,7 +188,7 @@ def _why_stays(state: SpaceState, batch: Int32Array) -> str | None:
 
 def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int) -> tuple[BlockMoves, ...] | Shortage:
     """Move running rows to the host pools; their device blocks are freed when the plan is acknowledged."""
-    for group in state.groups:
+    for group in state.all_groups:
         _host_pool(group)
     _require_movable(state, ledger, batch)
     found = _survey(state, batch, _device_pool, _host_pool)
@@ -313,7 +314,7 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
         for tenant in arrival.twins:
             keep_caps(state, tenant)
         state.rows[batch, STATUS] = RUNNING
-        for group in state.groups:
+        for group in state.all_groups:
             arrive(*group.view, batch)
         for name, pairs in moves.items():
             ledger.add_swaps_in(name, pairs)
@@ -330,10 +331,10 @@ def _move(
     state: SpaceState, batch: Int32Array, found: _Survey, source_of: PoolOf, destination_of: PoolOf
 ) -> dict[str, Int32Array]:
     """Move all groups' blocks as surveyed; return the pairs (source, destination) by pool name."""
-    for name, pool in {group.pool.name: destination_of(group) for group in state.groups}.items():
+    for name, pool in {group.pool.name: destination_of(group) for group in state.all_groups}.items():
         claim_twins(pool.arrays, found.moved_to[name])
     pairs: dict[str, list[Int32Array]] = {}
-    for group in state.groups:
+    for group in state.all_groups:
         source, destination = source_of(group), destination_of(group)
         scratch = np.empty((min(source.num_blocks, destination.num_blocks), 2), np.int32)
         num_moves = move_rows(
@@ -377,7 +378,7 @@ def survey(
     num_taken = 0
     num_distinct = 0
     for row in batch:
-        num_blocks = blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE])
+        num_blocks = blocks_for(rows[row, group.parameters[NUM_POSITIONS]], group.parameters[BLOCK_SIZE])
         parent = NULL_BLOCK
         for index in range(num_blocks):
             block = group.table[row, index]
@@ -468,7 +469,7 @@ def move_rows(
     num_moves = 0
     at = group.parameters[AT]
     for row in batch:
-        num_blocks = blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE])
+        num_blocks = blocks_for(rows[row, group.parameters[NUM_POSITIONS]], group.parameters[BLOCK_SIZE])
         charge_to_tenant_of_row(destination, rows, row)
         for index in range(num_blocks):
             block = group.table[row, index]
@@ -541,7 +542,7 @@ def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32A
         record = rows[row]
         planned = record[group.parameters[PLANNED]]
         for index in range(planned // block_size, record[at + NUM_BLOCKS]):
-            if group.table[row, index] != NULL_BLOCK and planned < record[NUM_TOKENS]:
+            if group.table[row, index] != NULL_BLOCK and planned < record[group.parameters[NUM_POSITIONS]]:
                 pool.records[group.table[row, index], PENDING_STEP] = pool.counts[OPEN_STEP]
         if group.parameters[CACHING]:
             rows[row, at + NUM_PUBLISHED] = 0
@@ -550,7 +551,8 @@ def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32A
         note_change(rows, row, at, 0, record[at + NUM_BLOCKS])
     for row in batch:
         planned = rows[row, group.parameters[PLANNED]]
-        stop = planned // block_size if planned < rows[row, NUM_TOKENS] else rows[row, at + NUM_BLOCKS]
+        is_planned = planned >= rows[row, group.parameters[NUM_POSITIONS]]
+        stop = rows[row, at + NUM_BLOCKS] if is_planned else planned // block_size
         for index in range(stop):
             block = group.table[row, index]
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:

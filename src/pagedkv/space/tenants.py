@@ -27,7 +27,7 @@ from pagedkv.contract.answers import Shortage, TenantShare
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.errors import ConfigurationError
-from pagedkv.space.rows import NUM_TOKENS, STATUS, TENANT, VACANT, blocks_for
+from pagedkv.space.rows import STATUS, TENANT, VACANT, blocks_for
 from pagedkv.space.state import NEW_PLACE, Arrival, Needs, Places, Room, SpaceState
 
 VACANT_NUMBER: Final = ""
@@ -186,9 +186,9 @@ class TenantRoom(Room):
         """Return the tenant of the first row of a batch that holds each block of a host pool: int32 ``[blocks]``."""
         state = self._state
         tenants = np.zeros(state.host_pools[pool].num_blocks, np.int32)
-        for group in state.groups:
+        for group in state.all_groups:
             for row in batch[::-1].tolist() if group.pool.name == pool else ():
-                num_blocks = blocks_for(int(state.rows[row, NUM_TOKENS]), group.block_size)
+                num_blocks = blocks_for(int(state.rows[row, group.positions]), group.block_size)
                 tenants[group.arrays.table[row, :num_blocks]] = self.tenant_of(row)
         return tenants
 

@@ -14,6 +14,7 @@ from pagedkv.blocks.record import LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STE
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Int64Array, Uint32Array
 from pagedkv.errors import SharedPrefixError, TruncationError
+from pagedkv.space.crossing import require_encoders_planned
 from pagedkv.space.drafting import accept_states, free_slots
 from pagedkv.space.keeping import forget_named
 from pagedkv.space.publishing import publish, rewind_tail
@@ -57,6 +58,8 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     """
     _require_truncation(state, batch, lengths)
     _require_known_lengths(state, batch, lengths)
+    if state.cross_groups:
+        require_encoders_planned(state, batch, lengths)
     with state.changing:
         if state.receipts is not None:
             state.receipts.truncating(batch, lengths)

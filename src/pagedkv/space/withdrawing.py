@@ -49,7 +49,7 @@ from pagedkv.blocks.record import (
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Withdrawal
 from pagedkv.contract.arrays import DIGEST_NBYTES, Int32Array, Uint8Array
-from pagedkv.contract.spec import Row
+from pagedkv.contract.spec import Row, is_cross
 from pagedkv.space.growing import hand_over, stop_relying
 from pagedkv.space.loading import tickets_out
 from pagedkv.space.rows import (
@@ -162,12 +162,12 @@ def _groups_of_names(bad: Bad) -> Iterator[tuple[Group, int]]:
 def _holders(bad: Bad) -> Iterator[_Holder]:
     """Yield the rows that hold bad blocks, once for each group in which they do."""
     state = bad.state
-    for group in state.groups:
+    for group in state.all_groups:
         for row in bad.rows if group.pool is bad.pool else ():
             held = group.arrays.table[row, : count_in(state, group, row, NUM_BLOCKS)]
             places = np.flatnonzero(np.isin(held, bad.blocks))
             if len(places) and not is_on_host(state, row):
-                yield _Holder(row, int(places[0]) * group.block_size)
+                yield _Holder(row, 0 if is_cross(group.spec) else int(places[0]) * group.block_size)
 
 
 def _has_unknown_beginning(bad: Bad, group: Group, block: int) -> bool:

@@ -18,7 +18,8 @@ from pagedkv.blocks.record import NULL_BLOCK
 from pagedkv.contract.answers import Load
 from pagedkv.contract.arrays import NO_BLOCKS, Int32Array
 from pagedkv.contract.keys import RequestKeys
-from pagedkv.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix, refuse_ahead
+from pagedkv.contract.spec import GroupSpec, is_cross, keeps_state, keeps_whole_prefix, refuse_ahead
+from pagedkv.errors import ConfigurationError
 from pagedkv.space import BlockSpace, PrefixHit
 from pagedkv.tiers.identity import RunChain
 
@@ -45,11 +46,13 @@ class EntryLayout:
         block_nbytes: as given; run_nbytes, end_nbytes: about the bytes of an entry.
 
     Raises:
-        ConfigurationError: the names of a group cover tokens ahead.
+        ConfigurationError: the names of a group cover tokens ahead; a group is cross-attention.
     """
 
     def __init__(self, specs: Sequence[GroupSpec], block_nbytes: Sequence[int]) -> None:
         refuse_ahead(specs, "a tier has no entries for them")
+        if any(map(is_cross, specs)):
+            raise ConfigurationError("a tier has no entries for encoders, whose blocks have no names: leave it out")
         self._whole = [index for index, spec in enumerate(specs) if keeps_whole_prefix(spec)]
         self._others = [index for index, spec in enumerate(specs) if not keeps_whole_prefix(spec)]
         self._sizes = [spec.block_size for spec in specs]

@@ -43,7 +43,15 @@ from pagedkv.contract.arrays import DIGEST_NBYTES, BoolArray, Int32Array, Int64A
 from pagedkv.contract.extras import needing
 from pagedkv.contract.keys import LORA, MEDIA, SALT, fields_of
 from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, keeps_state
+from pagedkv.contract.spec import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+    keeps_state,
+)
 from pagedkv.wire.decoding import DEVICE, UNKNOWN_PARENT
 
 with needing("record", "a stream of KV events"):
@@ -475,7 +483,7 @@ def _window_of(group: GroupSpec) -> int | None:
     match group:
         case SlidingWindow(window=window):
             return window
-        case FullAttention() | ChunkedLocal() | RecurrentState():
+        case FullAttention() | ChunkedLocal() | CrossAttention() | RecurrentState():
             return None
         case _:
             assert_never(group)
@@ -490,6 +498,8 @@ def _kind_of(group: GroupSpec) -> str:
             return "sliding_window"
         case ChunkedLocal():
             return "chunked_local_attention"
+        case CrossAttention():
+            return "cross_attention"
         case RecurrentState():
             return "mamba"
         case _:

@@ -10,8 +10,11 @@ from pagedkv import (
     Allocation,
     BlockSpace,
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
+    MediaSpan,
     RecurrentState,
+    RequestKeys,
     SlidingWindow,
     SpaceConfig,
     StepPlan,
@@ -35,11 +38,13 @@ CONFIG = SpaceConfig(
         ChunkedLocal(8, 4),
         RecurrentState(4, num_draft_states=5),
         RecurrentState(4, num_draft_states=3, pool="other", prefix_caching=False),
+        CrossAttention(11, 3, pool="encoders"),
     ),
-    num_blocks={"device": 900, "state": 90, "other": 40},
+    num_blocks={"device": 900, "state": 90, "other": 40, "encoders": 50},
     max_sequences=7,
     max_tokens=60,
 )
+KEYS = RequestKeys(media=(MediaSpan(0, 1, b"a sound"),))
 STALE = {"ring", "packet", "run_of_row", "run_firsts"}  # what earlier packets left there is not read
 
 
@@ -79,7 +84,8 @@ def change(space: BlockSpace, rows: list[int], rng: random.Random) -> None:
     for _ in range(rng.randint(0, 3)):
         what = rng.choice(["allocate", "allocate", "append", "fork", "free"])
         if what == "allocate" and len(rows) < CONFIG.max_sequences:
-            answer = space.allocate([rng.randint(0, 1) for _ in range(rng.randint(1, 30))])
+            prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 30))]
+            answer = space.allocate(prompt, keys=KEYS, num_encoder_tokens=rng.randint(0, 11))
             if isinstance(answer, Allocation):
                 rows.append(answer.row)
         elif what == "append" and rows:
@@ -175,6 +181,34 @@ class Overlapped:
 
 
 @each_kind
+def test_refused_tokens_do_not_move_an_encoder(kind: KernelChoice) -> None:
+    """Its entries are all known, whatever becomes of the tokens of its row; a later step has a second encoder."""
+    groups = FullAttention(2), CrossAttention(9, 2)
+    space = BlockSpace(SpaceConfig(groups, num_blocks=60, max_sequences=4, max_tokens=40))
+    keys = RequestKeys(media=(MediaSpan(0, 1, b"a sound"),))
+    first = space.allocate([1, 2, 3], keys=keys, num_encoder_tokens=9).row
+    both_tables = both(space.config, kind)
+    expected = [([0], [9]), ([9], [9]), ([9, 0], [9, 5]), ([9, 5], [9, 5])]
+    for step, (starts, ends) in enumerate(expected):
+        plan = space.plan_step()
+        for tables in both_tables:
+            inputs = tables.step(plan)
+            assert (inputs.starts[1].tolist(), inputs.seq_lens[1].tolist()) == (starts, ends)
+            slots = inputs.slot_mappings[1].tolist()
+            assert [slot for slot in slots if slot >= 0] == space.slot_mapping(plan, 1).tolist()
+            rows, refused = (
+                torch.tensor([each], dtype=torch.int32, device=tables.device) for each in (first, step % 3)
+            )
+            tables.record_refused(plan.step_id, rows, refused)
+        require_same(*(tables.arrays for tables in both_tables))
+        space.append([first], None, [3])
+        if step == 1:
+            space.allocate([7], keys=keys, num_encoder_tokens=5)
+        elif step > 1:
+            space.append([1], [8])
+
+
+@each_kind
 def test_what_was_refused_behind_a_rollback_moves_nothing(kind: KernelChoice) -> None:
     overlapped = Overlapped(kind)
     assert overlapped.step(0) == 0
@@ -208,7 +242,7 @@ def test_rows_are_gathered_and_positions_mapped_alike(num_places: int, kind: Ker
     plain, fast = both(CONFIG, kind)
     for tables in (plain, fast):
         for row in range(CONFIG.max_sequences):
-            tables.append_block_ids(row, [list(range(row, 2 * row + 1))] * 5 + [[row]], overwrite=True)
+            tables.append_block_ids(row, [list(range(row, 2 * row + 1))] * 5 + [[row], [row + 1]], overwrite=True)
         tables.apply_staged_writes()
         where = tables.device
         rows = torch.tensor([6, -1, 2], dtype=torch.int32, device=where)

@@ -30,6 +30,7 @@ from pagedkv.device.table_arrays import (
     ARE_SINGLE,
     BASE,
     BLOCK_SIZE,
+    ENDS_LINE,
     ENTRIES_AT,
     ENTRIES_LINE,
     HAS_SLOTS,
@@ -184,13 +185,15 @@ def _index_ranges(memory: TableMemory, group: int, compute_line: int, unknown_li
     packet, line, head = memory.packet, memory.geometry[group, STARTS_LINE], memory.heads[group]
     num_rows, has_unknown = packet[compute_line + LENGTH], packet[unknown_line + LENGTH] > 0
     rows, common, ends = _at(memory, compute_line, 0), _at(memory, compute_line, 1), _at(memory, compute_line, 2)
-    mine = _at(memory, line, 0) if line else common
+    ends_line = memory.geometry[group, ENDS_LINE]
+    mine, own_ends = _at(memory, line, 0) if line else common, _at(memory, ends_line, 0) if ends_line else ends
     total, are_decodes = 0, True
     for place in range(num_rows):
         row, start = packet[rows + place], packet[mine + place]
-        shift = _refused(memory, unknown_line, place, row, packet[common + place]) if has_unknown else 0
+        moves = has_unknown and not ends_line  # an encoder's tokens are all known
+        shift = _refused(memory, unknown_line, place, row, packet[common + place]) if moves else 0
         begin = start - shift if start == packet[common + place] else start
-        end = packet[ends + place] - shift
+        end = packet[own_ends + place] - shift
         length = max(end - begin, 0)
         memory.starts[group, place], memory.seq_lens[group, place] = begin, end
         memory.offsets[group, place] = total

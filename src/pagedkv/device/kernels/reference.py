@@ -35,6 +35,7 @@ from pagedkv.device.table_arrays import (
     ARE_SINGLE,
     BASE,
     BLOCK_SIZE,
+    ENDS_LINE,
     ENTRIES_AT,
     ENTRIES_LINE,
     HAS_SLOTS,
@@ -625,6 +626,9 @@ def _index_ranges(arrays: TableArrays, group: int) -> None:
     mine = _part(arrays, line) if line else starts
     begin = torch.where(mine == starts, starts - shift, mine)
     end = _part(arrays, arrays.compute_line, 2) - shift
+    ends_line = int(arrays.geometry[group, ENDS_LINE])
+    if ends_line:  # an encoder's tokens are all known
+        begin, end = mine, _part(arrays, ends_line)
     lengths = torch.clamp(end - begin, min=0)
     for array, values in ((arrays.starts, begin), (arrays.seq_lens, end)):
         array[group, :num_rows] = values

@@ -16,6 +16,7 @@ from pagedkv.device.kernels.triton.words import (
     ALIGNMENT,
     ARE_DECODES,
     ARE_SINGLE,
+    ENDS_LINE,
     ENTRIES_AT,
     ENTRIES_LINE,
     LAST_WORDS,
@@ -235,6 +236,7 @@ def _pull_kernel(
             compute_line,
             unknown_line,
             tl.load(geometry + (program - num_tables) * NUM_COLUMNS + STARTS_LINE),
+            tl.load(geometry + (program - num_tables) * NUM_COLUMNS + ENDS_LINE),
             places,
             place_stamps,
             starts_out + (program - num_tables) * max_rows,
@@ -319,6 +321,7 @@ def _index_ranges(
     compute_line,
     unknown_line,
     starts_line,
+    ends_line,
     places,
     place_stamps,
     starts_out,
@@ -345,6 +348,7 @@ def _index_ranges(
     num_guessed = tl.where((offset == guess) & (num_rows == num_before), tl.minimum(num_rows, ROW_TILE), 0)
     num_unknown_guessed = tl.where(unknown == unknown_guess, tl.minimum(num_guessed, num_unknown), 0)
     mine = tl.load(buffer + starts_line + OFFSET, mask=starts_line > 0, other=0)
+    own_ends = tl.load(buffer + ends_line + OFFSET, mask=ends_line > 0, other=0)
     if (draft_line > 0) & (group == 0):
         _index_draft_states(buffer, draft_line, firsts, max_rows, ROW_TILE)
     step_id = step_of(buffer)
@@ -366,8 +370,11 @@ def _index_ranges(
             shift = _refused(
                 is_place, count, steps_back, row, start, step_id, sample_steps, sample_ends, sample_refused, depth
             )
-        begin = tl.where(begin == start, start - shift, begin)
-        end = end - shift
+        if ends_line > 0:  # an encoder's tokens are all known
+            end = tl.load(buffer + own_ends + place, mask=is_place, other=0)
+        else:
+            begin = tl.where(begin == start, start - shift, begin)
+            end = end - shift
         length = tl.maximum(end - begin, 0)
         before = num_tokens + tl.cumsum(length, 0) - length
         tl.store(starts_out + place, begin, mask=place < max_rows)

@@ -11,6 +11,7 @@ from pagedkv.device.table_arrays import (
     ARE_SINGLE as ARE_SINGLE_,
     BASE as BASE_,
     BLOCK_SIZE as BLOCK_SIZE_,
+    ENDS_LINE as ENDS_LINE_,
     ENTRIES_AT as ENTRIES_AT_,
     ENTRIES_LINE as ENTRIES_LINE_,
     HAS_SLOTS as HAS_SLOTS_,
@@ -51,6 +52,7 @@ ARE_DECODES = tl.constexpr(ARE_DECODES_)
 ARE_SINGLE = tl.constexpr(ARE_SINGLE_)
 BASE = tl.constexpr(BASE_)
 BLOCK_SIZE = tl.constexpr(BLOCK_SIZE_)
+ENDS_LINE = tl.constexpr(ENDS_LINE_)
 ENTRIES_AT = tl.constexpr(ENTRIES_AT_)
 ENTRIES_LINE = tl.constexpr(ENTRIES_LINE_)
 HAS_SLOTS = tl.constexpr(HAS_SLOTS_)
