@@ -6,6 +6,7 @@ import pytest
 from pagedkv import (
     AllocStatus,
     BlockSpaceManager,
+    CrossAttention,
     FullAttention,
     RecurrentState,
     RequestKeys,
@@ -16,7 +17,7 @@ from pagedkv import (
 )
 from pagedkv.classic.manager import RowMap
 from pagedkv.contract.spec import Row
-from pagedkv.errors import PagedKVError, SequenceError
+from pagedkv.errors import ConfigurationError, OutOfBlocksError, PagedKVError, SequenceError, UnknownSequenceError
 from tests.classic.managers import new_group, new_manager
 from tests.space.spaces import allocate, new_space, run_step, unchanged
 
@@ -506,3 +507,96 @@ def test_places_are_those_of_a_list_of_who_is_alive(seed: int) -> None:
         found = {known: place.row for known in range(12) if (place := places.find(known)) is not None}
         assert found == alive
         assert len(alive) <= len(places) <= MAX_SEQUENCES
+
+
+# Encoders
+
+
+def new_encoding_manager(num_blocks: int = 21) -> BlockSpaceManager:
+    groups = FullAttention(4), CrossAttention(20, 4)
+    return BlockSpaceManager(
+        SpaceConfig(groups, num_blocks, 30, max_sequences=8, max_tokens=200, watermark=0.0, prefix_caching=False)
+    )
+
+
+def with_encoder(group: SequenceGroup, num_tokens: int) -> SequenceGroup:
+    group.encoder_seq = Sequence(1_000 + group.seqs[0].seq_id, list(range(num_tokens)))
+    return group
+
+
+@pytest.mark.interpreted
+def test_a_group_s_sequences_share_the_blocks_of_its_encoder() -> None:
+    """Admitted together, forked, and gone with the last sequence, whatever is said of them before."""
+    manager = new_encoding_manager()
+    group = with_encoder(new_group(list(range(6)), n=2), 9)
+    assert manager.can_allocate(group) is OK
+    manager.allocate(group)
+    cross = manager.get_cross_block_table(group)
+    assert (tables(manager, group), cross) == ([[1, 2], [1, 2]], [3, 4, 5])
+    assert manager.get_num_free_gpu_blocks() == 15
+    manager.end_round()
+    child = Sequence(9, list(group.seqs[0].token_ids))
+    manager.fork(group.seqs[0], child)
+    manager.free_cross(group)
+    for seq in group.seqs:
+        assert manager.get_cross_block_table(group) == cross
+        manager.free(seq)
+    with pytest.raises(UnknownSequenceError, match="no sequence of request"):
+        manager.get_cross_block_table(group)
+    assert manager.get_cross_block_table(SequenceGroup("other", [child])) == cross
+    manager.free(child)
+    assert manager.get_num_free_gpu_blocks() == 20
+    manager.space.check()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_blocks", [4, 5, 6])
+def test_an_encoder_and_its_group_are_admitted_together_or_not_at_all(num_blocks: int) -> None:
+    """Two blocks and three; the null block counts."""
+    manager = new_encoding_manager(num_blocks)
+    group = with_encoder(new_group(list(range(6))), 9)
+    assert manager.can_allocate(group) is (OK if num_blocks == 6 else NEVER)
+    if num_blocks < 6:
+        with unchanged(manager.space), pytest.raises(OutOfBlocksError):
+            manager.allocate(group)
+        assert not manager.is_allocated(group.seqs[0])
+
+
+@pytest.mark.interpreted
+def test_an_encoder_s_blocks_are_swapped_with_the_group() -> None:
+    manager = new_encoding_manager()
+    group = with_encoder(new_group(list(range(6)), n=2), 9)
+    manager.allocate(group)
+    manager.end_round()
+    out = manager.swap_out(group)
+    assert {source for source, _ in out} == {1, 2, 3, 4, 5}
+    manager.end_round()
+    assert (manager.get_num_free_gpu_blocks(), manager.get_num_free_cpu_blocks()) == (20, 24)
+    assert set(manager.get_cross_block_table(group)) == {to for source, to in out if source > 2}
+    back = manager.swap_in(group)
+    assert len(back) == 5
+    plan = manager.end_round()
+    assert len(plan.compute.rows) == 0
+    manager.space.check()
+
+
+def test_without_groups_of_cross_attention_there_are_no_cross_tables() -> None:
+    manager = new_manager()
+    group = with_encoder(new_group(list(range(6))), 9)
+    with pytest.raises(ConfigurationError, match="no group is a CrossAttention"):
+        manager.can_allocate(group)
+    group.encoder_seq = None
+    manager.allocate(group)
+    with pytest.raises(ConfigurationError, match="no cross tables"):
+        manager.get_cross_block_table(group)
+
+
+def test_an_encoder_that_is_no_sequence_is_refused() -> None:
+    manager = new_encoding_manager()
+    group = new_group(list(range(6)))
+    group.encoder_seq = 7  # type: ignore[assignment]
+    with unchanged(manager.space), pytest.raises(SequenceError, match="a sequence has a number"):
+        manager.allocate(group)
+    other = with_encoder(new_group(list(range(6))), 0)
+    manager.allocate(other)
+    assert manager.get_cross_block_table(other) == []

@@ -5,12 +5,25 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv import BlockSpaceManager, BlockTable, FullAttention, Sequence, SequenceGroup, SpaceConfig
+from pagedkv import (
+    BlockSpaceManager,
+    BlockTable,
+    CrossAttention,
+    FullAttention,
+    Sequence,
+    SequenceGroup,
+    SpaceConfig,
+)
 from pagedkv.contract.keys import NO_KEYS
 from tests.odd_arguments import NO_ARRAYS, ODD, calls_of, outcome, parameters_of, public_methods
 
 CONFIG: Final = SpaceConfig(
-    (FullAttention(4),), num_blocks=60, num_host_blocks=20, max_sequences=8, max_tokens=200, watermark=0
+    (FullAttention(4), CrossAttention(20, 4)),
+    num_blocks=60,
+    num_host_blocks=20,
+    max_sequences=8,
+    max_tokens=200,
+    watermark=0,
 )
 
 
@@ -56,7 +69,9 @@ OF_MANAGER: Final[dict[str, Callable[[Setting], Arguments]]] = {
     "end_round": lambda _: {"run": None},
     "fork": lambda it: {"parent_seq": it.seq, "child_seq": it.child},
     "free": lambda it: {"seq": it.seq, "missing_ok": False},
+    "free_cross": lambda it: {"seq_group": it.running},
     "get_block_table": lambda it: {"seq": it.seq, "group": 0},
+    "get_cross_block_table": lambda it: {"seq_group": it.running},
     "get_common_computed_block_ids": lambda it: {"seqs": [it.seq]},
     "get_num_cached_tokens": lambda it: {"seq": it.seq, "keys": NO_KEYS},
     "get_num_free_blocks": lambda _: {"pool": "device"},

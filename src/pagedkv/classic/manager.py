@@ -120,6 +120,12 @@ def sequences_of(seq_group: SequenceGroup) -> AbstractSequence[Sequence]:
     return as_sequences(seq_group.seqs)
 
 
+def _num_encoder_tokens(seq_group: SequenceGroup) -> int:
+    """Count the tokens of a group's encoder; 0 without one. O(1). Raises SequenceError."""
+    encoder = getattr(seq_group, "encoder_seq", None)
+    return 0 if encoder is None else len(as_sequence(encoder).token_ids)
+
+
 def _is_list(values: object) -> bool:
     return isinstance(values, AbstractSequence) and not isinstance(values, str | bytes)
 
@@ -172,11 +178,12 @@ class BlockSpaceManager:
             keys=keys,
             num_lookahead=num_lookahead_slots,
             num_sequences=len(seq_group.seqs),
+            num_encoder_tokens=_num_encoder_tokens(seq_group),
             max_chunk=max_chunk,
         )
 
     def allocate(self, seq_group: SequenceGroup, num_lookahead_slots: int = 0, *, keys: RequestKeys = NO_KEYS) -> None:
-        """Allocate blocks for a group's prompt; all sequences of the group share them.
+        """Allocate blocks for a group's prompt, and for its encoder's tokens; all sequences of the group share them.
 
         With lookahead slots, each sequence gets its own: all but one copy the partly filled block.
         :meth:`get_num_cached_tokens` returns afterwards how much of the prompt was cached.
@@ -185,11 +192,17 @@ class BlockSpaceManager:
             SequenceError: the group is empty, its sequences differ, or one is allocated already; several
                 sequences where a group is a recurrent state (fork them after the prompt's step).
             OutOfBlocksError: too few free blocks. TooManySequencesError: too few rows.
+            ConfigurationError, TokenError: an encoder that :meth:`BlockSpace.allocate <pagedkv.BlockSpace.allocate>`
+                refuses.
         """
         prompt, num_sequences = self._prompt(seq_group), len(seq_group.seqs)
         num_lookahead_slots = as_count(num_lookahead_slots, "num_lookahead_slots")
         allocation = self.space.allocate(
-            prompt, keys=keys, num_lookahead=num_lookahead_slots, num_sequences=num_sequences
+            prompt,
+            keys=keys,
+            num_lookahead=num_lookahead_slots,
+            num_sequences=num_sequences,
+            num_encoder_tokens=_num_encoder_tokens(seq_group),
         )
         if isinstance(allocation, Shortage):
             raise OutOfBlocksError(f"request {seq_group.request_id}: {allocation}")
@@ -294,6 +307,13 @@ class BlockSpaceManager:
             return
         self.space.free(self.row_of(seq))
         self._places.leave(seq.seq_id)
+
+    def free_cross(self, seq_group: SequenceGroup) -> None:
+        """Check a group. Changes nothing: its encoder's blocks go with the last of its sequences.
+
+        Classic schedulers call this before they free the sequences of a finished group.
+        """
+        sequences_of(seq_group)
 
     # Swapping
 
@@ -441,6 +461,22 @@ class BlockSpaceManager:
     def get_block_table(self, seq: Sequence, group: int = 0) -> list[int]:
         """Physical blocks of a sequence, reserved ones included; 0 where a window has moved on."""
         return self.space.block_ids(self.row_of(seq), group)
+
+    def get_cross_block_table(self, seq_group: SequenceGroup) -> list[int]:
+        """Physical blocks of a group's encoder, in the first group of cross-attention; [] if it has none.
+
+        They are those of any of its sequences that is allocated.
+
+        Raises:
+            ConfigurationError: no group of the space is cross-attention.
+        """
+        crossing = self.space.config.crossing
+        if not crossing:
+            raise ConfigurationError("there are no cross tables: no group is a CrossAttention")
+        places = [place for seq in sequences_of(seq_group) if (place := self._find(seq)) is not None]
+        if not places:
+            raise UnknownSequenceError(f"no sequence of request {seq_group.request_id} is allocated")
+        return self.space.block_ids(places[0].row, crossing[0])
 
     def block_table(self, seq: Sequence) -> BlockTable:
         """View of one sequence's blocks, with the classic operations of a block table."""
