@@ -231,9 +231,9 @@ class EncoderMachine(RuleBasedStateMachine):
         prompt = [*self.prompts[origin % len(self.prompts)][:cut], *new][: MOST_TOKENS - 8] or [0]
         if len(self.rows) + len(self.swapped) == MOST_ROWS:
             return
-        ask = {"keys": self.keys(encoder), "num_encoder_tokens": ENCODERS[encoder]}
-        status = self.space.can_allocate(prompt, **ask)
-        answer = self.space.allocate(prompt, **ask)
+        keys, length = self.keys(encoder), ENCODERS[encoder]
+        status = self.space.can_allocate(prompt, keys=keys, num_encoder_tokens=length)
+        answer = self.space.allocate(prompt, keys=keys, num_encoder_tokens=length)
         assert isinstance(answer, Allocation) == (status is AllocStatus.OK)
         self.prompts.append(prompt)
         if isinstance(answer, Allocation):

@@ -3,7 +3,7 @@
 All together, in any order, and with a simulated memory: ``test_cross_attention_machine.py``.
 """
 
-from typing import Final, Unpack
+from typing import Final, TypedDict, Unpack
 
 import pytest
 
@@ -63,6 +63,13 @@ CROSS: Final = CrossAttention(30, 4)
 CROSS_GROUP: Final = 1
 
 
+class Asked(TypedDict, total=False):
+    """What is asked of an admission besides the prompt."""
+
+    keys: RequestKeys
+    num_encoder_tokens: int
+
+
 def keys_of(encoder: int) -> RequestKeys:
     """The keys of sequences that attend to an encoder."""
     return RequestKeys(media=(MediaSpan(0, 1, b"encoder %d" % encoder),))
@@ -114,7 +121,7 @@ def test_promise_32_blocks_are_counted_by_the_encoder_s_tokens_alone(num_encoder
 def test_promise_32_a_question_counts_both_and_an_admission_takes_both_or_none(num_blocks: int) -> None:
     """Two blocks for the tokens and three for the encoder's, of so many."""
     space = space_of(num_blocks=num_blocks + 1)
-    ask = {"keys": keys_of(0), "num_encoder_tokens": 9}
+    ask: Asked = {"keys": keys_of(0), "num_encoder_tokens": 9}
     with unchanged(space):
         status = space.can_allocate(tokens(6), **ask)
         fits = space.num_allocatable([space.match(tokens(6), keys=keys_of(0))], num_encoder_tokens=[9])
@@ -139,14 +146,14 @@ def test_promise_32_whichever_pool_is_short_nothing_is_changed(num_own: int, num
 def test_promise_32_later_and_beside_what_others_hold() -> None:
     space = space_of(num_blocks=13)
     first = admit(space, tokens(6))
-    ask = {"keys": keys_of(1), "num_encoder_tokens": 21}
+    ask: Asked = {"keys": keys_of(1), "num_encoder_tokens": 21}
+    with_20: Asked = {"keys": keys_of(1), "num_encoder_tokens": 20}
     assert space.can_allocate(tokens(6), **ask) is AllocStatus.LATER, "eight of seven"
-    assert space.can_allocate(tokens(6), **{**ask, "num_encoder_tokens": 20}) is AllocStatus.OK
+    assert space.can_allocate(tokens(6), **with_20) is AllocStatus.OK
     assert space.can_allocate(tokens(6), max_chunk=2, **ask) is AllocStatus.LATER, "in chunks too"
-    assert space.can_allocate(tokens(6), max_chunk=2, **{**ask, "num_encoder_tokens": 20}) is AllocStatus.OK
+    assert space.can_allocate(tokens(6), max_chunk=2, **with_20) is AllocStatus.OK
     for num_sequences, expected in ((5, AllocStatus.LATER), (6, AllocStatus.NEVER)):  # twelve, thirteen of twelve
-        wanted = {"num_sequences": num_sequences, "num_lookahead": 1}
-        assert space.can_allocate(tokens(6), **wanted, **ask) is expected
+        assert space.can_allocate(tokens(6), num_sequences=num_sequences, num_lookahead=1, **ask) is expected
     space.free([first])
     assert space.can_allocate(tokens(6), **ask) is AllocStatus.OK
 
@@ -163,13 +170,13 @@ def test_promise_32_prompts_that_are_counted_together_have_their_encoders_each()
 
 def test_promise_32_a_tenant_is_charged_for_encoders() -> None:
     space = space_of(num_blocks=41, tenants={"a": TenantLimits(cap=6)})
-    ask = {"keys": keys_of(0), "tenant": "a"}
-    assert not space.exceeds_cap(tokens(6), num_encoder_tokens=16, **ask)
-    assert space.exceeds_cap(tokens(6), num_encoder_tokens=17, **ask)
-    assert space.can_allocate(tokens(6), num_encoder_tokens=17, **ask) is AllocStatus.NEVER
+    keys = keys_of(0)
+    assert not space.exceeds_cap(tokens(6), keys=keys, num_encoder_tokens=16, tenant="a")
+    assert space.exceeds_cap(tokens(6), keys=keys, num_encoder_tokens=17, tenant="a")
+    assert space.can_allocate(tokens(6), keys=keys, num_encoder_tokens=17, tenant="a") is AllocStatus.NEVER
     with unchanged(space):
-        assert isinstance(space.allocate(tokens(6), num_encoder_tokens=17, **ask), Shortage)
-    assert isinstance(space.allocate(tokens(6), num_encoder_tokens=16, **ask), Allocation)
+        assert isinstance(space.allocate(tokens(6), keys=keys, num_encoder_tokens=17, tenant="a"), Shortage)
+    assert isinstance(space.allocate(tokens(6), keys=keys, num_encoder_tokens=16, tenant="a"), Allocation)
     assert space.tenant_shares("a")[0].num_taken == 6
     space.check()
 
