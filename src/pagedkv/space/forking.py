@@ -98,8 +98,12 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         if state.is_overlapped:
             state.num_known[children] = state.num_known[parent]
         inherit(state, parent, children)
-        for group in state.all_groups:
-            _share(state, ledger, group, parent, children)
+        for group in state.groups:
+            state.loops[fork_row](*group.view, parent, children)
+            table = group.arrays.table[parent, : blocks_for(num_tokens, group.block_size)]
+            note_reliance(state, ledger, group, children, table)
+        if state.cross_groups:
+            _share_encoder(state, ledger, parent, children)
         for chains in state.chains:
             chains[children] = chains[parent]
         if state.receipts is not None:
@@ -109,11 +113,12 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
     return children
 
 
-def _share(state: SpaceState, ledger: StepLedger, group: Group, parent: int, children: Int32Array) -> None:
-    """Let new rows share every block of ``parent`` in a group; in one of cross-attention, all of its encoder's."""
-    state.loops[fork_row](*group.view, parent, children)
-    num_blocks = blocks_for(int(state.rows[parent, group.positions]), group.block_size)
-    note_reliance(state, ledger, group, children, group.arrays.table[parent, :num_blocks])
+def _share_encoder(state: SpaceState, ledger: StepLedger, parent: int, children: Int32Array) -> None:
+    """Let new rows share all blocks of their parent's encoder."""
+    for group in state.cross_groups:
+        state.loops[fork_row](*group.view, parent, children)
+        num_blocks = blocks_for(int(state.rows[parent, group.positions]), group.block_size)
+        note_reliance(state, ledger, group, children, group.arrays.table[parent, :num_blocks])
 
 
 @takes(Like.ROWS, Like.IDS, Like.IDS, Like.IDS, Like.NUMBER, Like.IDS)
@@ -190,8 +195,8 @@ def branch(
             charge_to(state, tenant)
         children = state.take_rows(1)
         _branch_off(state, ledger, parent, children, length)
-        for group in state.cross_groups:
-            _share(state, ledger, group, parent, children)
+        if state.cross_groups:
+            _share_encoder(state, ledger, parent, children)
         if num_children > 1:
             children = np.append(children, fork(state, ledger, int(children[0]), num_children - 1))
     return children
