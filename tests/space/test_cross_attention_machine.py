@@ -237,7 +237,14 @@ class EncoderMachine(RuleBasedStateMachine):
         assert isinstance(answer, Allocation) == (status is AllocStatus.OK)
         self.prompts.append(prompt)
         if isinstance(answer, Allocation):
-            self.rows[answer.row] = Sequence(encoder, prompt, next(self.families))
+            self._begin(answer.row, encoder, prompt)
+
+    def _begin(self, row: int, encoder: int, prompt: list[int]) -> None:
+        """Note a new family, whose blocks nobody has written, though they may move before they are in a plan."""
+        self.rows[row] = Sequence(encoder, prompt, next(self.families))
+        for group in self.crossing:
+            for block in self.space.block_ids(row, group):
+                self.writes.pop((self.groups[group].pool, block), None)
 
     def _row(self, place: int) -> int:
         return list(self.rows)[place % len(self.rows)]
@@ -306,7 +313,7 @@ class EncoderMachine(RuleBasedStateMachine):
             sequence.tokens, keys=self.keys(encoder), num_encoder_tokens=ENCODERS[encoder], continues=receipt
         )
         if isinstance(answer, Allocation):
-            self.rows[answer.row] = Sequence(encoder, sequence.tokens, next(self.families))
+            self._begin(answer.row, encoder, sequence.tokens)
 
     @precondition(lambda self: self.rows)
     @rule(places=st.lists(st.integers(0, 5), min_size=1, max_size=3))
