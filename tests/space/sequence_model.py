@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pagedkv.contract.keys import RequestKeys
-from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.contract.spec import ChunkedLocal, CrossAttention, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
 __all__ = ["GroupRule", "ModelSequence", "Prefixes", "Replayed", "Status"]
 
@@ -266,6 +266,8 @@ class GroupRule:
                 return query // chunk_size * chunk_size
             case RecurrentState():
                 return max(0, query - 1)
+            case CrossAttention():
+                raise AssertionError("encoders have a machine of their own: test_cross_attention_machine.py")
 
     @property
     def has_own_start(self) -> bool:
