@@ -373,6 +373,17 @@ def test_promise_31_a_chunk_hits_no_more_than_its_own_tokens_determine() -> None
         space.free([allocation.row])
 
 
+@pytest.mark.parametrize(("ahead", "length"), [(2, 1), (3, 1), (4, 2)])
+def test_promise_31_a_prompt_shorter_than_the_tokens_ahead_is_matched_and_allocated(ahead: int, length: int) -> None:
+    space = space_of((PLAIN, FullAttention(4, num_ahead=ahead)))
+    answer = space.match(tokens(length))
+    assert space.num_allocatable([answer]) == 1
+    allocation = space.allocate(tokens(length), match=answer)
+    assert isinstance(allocation, Allocation)
+    assert allocation.num_hit_tokens == 0
+    space.check()
+
+
 def test_promise_31_what_a_prompt_may_publish_ends_before_a_generated_token() -> None:
     space = space_of()
     allocation = space.allocate(tokens(8), publish="prompt")

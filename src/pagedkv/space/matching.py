@@ -240,7 +240,8 @@ def _match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit) -> Prefix
     whole = match_prompt(state, answer.prompt)
     if whole.num_tokens + state.beyond_hits < len(prompt.tokens):
         return whole
-    hit = match_prompt(state, answer.prompt._replace(max_hit_tokens=prompt.num_hittable - state.beyond_hits))
+    most = max(0, prompt.num_hittable - state.beyond_hits)
+    hit = match_prompt(state, answer.prompt._replace(max_hit_tokens=most))
     hit.junction = whole.junction
     return hit
 
