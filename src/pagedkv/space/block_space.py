@@ -117,8 +117,8 @@ class BlockSpace(SpaceView):
         Args:
             token_ids, keys, digests, num_lookahead, num_sequences, num_encoder_tokens, match, tenant: as in
                 :meth:`allocate`.
-            num_reserved: slots that are to stay free in each group for other sequences to grow into, in whole blocks;
-                they may exceed ``max_tokens``.
+            num_reserved: slots that are to stay free in each group for other sequences to grow into, in whole blocks
+                (none for recurrent states and encoders); they may exceed ``max_tokens``. They count towards NEVER.
             max_chunk: most prompt tokens that one step computes, for chunked prefill in which each step is
                 acknowledged before the next chunk. Windows free blocks between chunks, so the largest number of blocks
                 held at any one time is counted. None: the whole prompt in one step. A window group outside prefix
