@@ -316,11 +316,46 @@ def test_promise_31_truncation_takes_back_names_that_cover_what_is_gone() -> Non
     space.truncate([row], [8])
     assert space.match_each(tokens(13)) == (12, 4)
     space.check()
-    space.append([row], [77])
-    assert named(space, [*range(8), 77]) == [0, 1]
-    assert space.match_each(tokens(13)) == (12, 4)
+    space.append([row], [8])
+    assert named(space, tokens(9)) == [0]  # the next step may have to write the entry before it again
     run_step(space)
     space.check()
+
+
+@pytest.mark.parametrize("frees", [False, True])
+@pytest.mark.parametrize(("length", "sampled", "kept"), [(7, 0, 4), (4, 1, 4), (9, 0, 5)])
+def test_promise_31_a_row_that_goes_on_otherwise_names_no_entry_of_before(
+    length: int, sampled: int, kept: int, *, frees: bool
+) -> None:
+    """Entry 3 is that of the tokens behind it, of the prompt or sampled; no step is asked to write it again."""
+    space = space_of((PLAIN, FullAttention(4, num_ahead=kept - 3)))
+    row = prefill(space, tokens(length))
+    if sampled:
+        space.append([row], tokens(sampled, length))
+    space.truncate([row], [kept])
+    space.append([row], tokens(3, 90), counts=[3])
+    if frees:
+        space.free([row])
+    space.check()
+    assert space.match([*range(kept), 90, 91, 92, 93]).num_tokens == 0
+
+
+def test_promise_31_a_row_whose_drafts_are_refused_names_on() -> None:
+    space = space_of()
+    row = prefill(space, tokens(4))
+    space.append([row], tokens(3, 4), counts=[3], num_draft=2)
+    run_step(space)
+    space.truncate([row], [5])
+    space.append([row], tokens(4, 50), counts=[4])
+    assert named(space, [*range(5), 50, 51, 52, 53]) == [0, 1]
+
+
+def test_promise_31_a_row_whose_lost_tokens_no_step_has_computed_names_on() -> None:
+    space = space_of()
+    row = allocate(space, tokens(9))
+    space.truncate([row], [5])
+    space.append([row], tokens(4, 50), counts=[4])
+    assert named(space, [*range(5), 50, 51, 52, 53]) == [0, 1]
 
 
 def test_promise_31_a_row_is_not_rolled_back_to_where_another_holds_a_block_for_the_token_ahead() -> None:

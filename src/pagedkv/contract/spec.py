@@ -99,9 +99,10 @@ class FullAttention:
             computes position i from the target's hidden state at i and the token at i + 1; k for the k-th layer of a
             deeper MTP; at most ``block_size``. The name of a block covers so many tokens ahead, so a hit is exact. The
             block is named when they are known. Its last entries must be in memory once the step has run that computes
-            position i + num_ahead - 1, and be written again by the next step where the row goes on with another token
-            than that step sampled. If set, the space takes no forks, loads and withdrawals, records no events and no
-            explanations, and has no recurrent states, replays and partial hits.
+            position i + num_ahead - 1, with what it sampled as the last token: append that, and truncate it where the
+            row is to go on otherwise. A row that loses computed tokens, but for refused drafts, names no further
+            blocks. If set, the space takes no forks, loads and withdrawals, records no events and no explanations, and
+            has no recurrent states, replays and partial hits.
     """
 
     block_size: int = 16

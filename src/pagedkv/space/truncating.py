@@ -67,6 +67,8 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
             tell(batch, lengths)
         if state.checkpoints is not None and (state.checkpoints.ends or state.checkpoints.begun):
             forget_named(state, batch)
+        if state.ahead_groups:
+            _freeze_stale(state, batch, lengths)
         any_full = _shrink(state, batch, lengths)
         if state.is_overlapped or state.draft_tables:
             _accept_later(state, batch, lengths)
@@ -103,6 +105,17 @@ def _require_known_lengths(state: SpaceState, batch: Int32Array, lengths: Int64A
             f"row {batch[place]} cannot be rolled back to {lengths[place]} tokens: only {known[place]} are known; fill "
             f"in what was sampled, or roll it back to {known[place]} or fewer"
         )
+
+
+def _freeze_stale(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:
+    """Let rows that lose accepted tokens name no further blocks, where the names of a group cover tokens ahead.
+
+    Entries before the new end were computed with the lost tokens behind them, and no plan computes them again. Drafts
+    that are refused are no loss: their step writes these entries with what it has sampled.
+    """
+    known = np.maximum(state.rows[batch, NUM_ACCEPTED], state.num_known[batch] if state.is_overlapped else 0)
+    is_stale = (known > lengths) & (state.rows[batch, NUM_PLANNED] >= lengths)
+    state.rows[batch[is_stale], FROZEN] = 1
 
 
 def _accept_later(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:
