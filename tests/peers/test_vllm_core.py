@@ -4,14 +4,11 @@ They run as they are in a process of their own, with a plug-in in which `KVCache
 (:mod:`.vllm_core_adapter`): the scheduler's suites, those of prefix caching, and those of connectors that run a
 scheduler. A case counts if rows of a space were allocated or grown for it; others say nothing about a space. A case
 that fails and is not listed fails here, as does one that is listed and passes.
-``python tests/peers/test_vllm_core.py [--theirs] [FILE ...]``, with vLLM's folder on PYTHONPATH, prints the numbers by
-file and each case that failed, with what it said; with ``--theirs`` those of vLLM's own manager.
+``python -m tests.peers.test_vllm_core FOLDER [--theirs] [FILE ...]``, with vLLM's source distribution, prints the
+numbers by file and each case that failed, with what it said; with ``--theirs`` those of vLLM's own manager.
 """
 
-import importlib.util
-import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
+
+from tests.peers.vllm_suites import PEERS, Suite
 
 FILES: Final = (
     "core/prefix_cache/test_hybrid_prefix_cache_hit_rate.py",
@@ -386,9 +385,7 @@ BY_REASON: Final[Mapping[str, tuple[str, ...]]] = {
 EXPECTED: Final = {name: reason for reason, names in BY_REASON.items() for name in names}
 FEWEST: Final = 200
 """Cases that pass at least."""
-PATIENCE_S: Final = 1800
-CASE_S: Final = 120
-PEERS: Final = Path(__file__).parent
+SUITE: Final = Suite("tests/v1", "vllm_core_plugin", ("--noconftest",), case_s=120, patience_s=1800)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,13 +420,6 @@ class Case:
         return self.name.partition("[")[0]
 
 
-def vllm_folder() -> Path | None:
-    """Return the folder of vLLM's source distribution; None: it is not on the path."""
-    found = importlib.util.find_spec("vllm")
-    folder = None if found is None or found.origin is None else Path(found.origin).parents[1]
-    return folder if folder is not None and (folder / "tests" / "v1" / "core").is_dir() else None
-
-
 def outcomes(vllm: Path, files: Sequence[str], work: Path, manager: str = "ours") -> list[Case]:
     """Run files of theirs, and return what became of each case.
 
@@ -438,41 +428,19 @@ def outcomes(vllm: Path, files: Sequence[str], work: Path, manager: str = "ours"
         work: an empty folder, for the configurations of models in the hub's form, and logs.
         manager: "ours", or "theirs" for vLLM's own.
     """
-    told = work / "outcomes.jsonl"
     environment = {
-        **os.environ,
-        "HF_HOME": str(work / "hub"),
-        "HF_HUB_OFFLINE": "1",
         "NUMBA_DISABLE_JIT": "1",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_LOGGING_LEVEL": "ERROR",
         "PAGEDKV_CORE": manager,
-        "PAGEDKV_OUTCOMES": str(told),
         "PYTHONPATH": os.pathsep.join((str(vllm), str(PEERS), str(PEERS.parents[1] / "src"))),
     }
-    plain = ("-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "--tb=short")
-    command = [
-        *(sys.executable, "-m", "pytest", "--noconftest", "-p", "vllm_core_plugin", *plain, f"--timeout={CASE_S}"),
-        "--continue-on-collection-errors",
-        *(f"tests/v1/{file}" for file in files),
-    ]
-    with (work / "pytest.log").open("w") as log:
-        subprocess.run(command, cwd=vllm, env=environment, stdout=log, stderr=log, timeout=PATIENCE_S, check=False)
-    lines = told.read_text().splitlines() if told.exists() else []
-    found = (json.loads(line) for line in lines)
+    found = SUITE.outcomes(vllm, files, work, environment)
     by_name = {each["case"]: Case(each["case"], each["outcome"], each["why"], each["actions"]) for each in found}
     return list(by_name.values())
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
-    for package in ("pytest_asyncio", "pytest_timeout"):
-        pytest.importorskip(package, reason=f"vLLM's tests need {package}: make test-peers installs it")
-    vllm = vllm_folder()
-    if vllm is None:
-        pytest.skip("vLLM's source distribution is not on the path")
-    return outcomes(vllm, FILES, tmp_path_factory.mktemp("core"))
+    return outcomes(SUITE.require_vllm(), FILES, tmp_path_factory.mktemp("core"))
 
 
 def test_no_case_fails_but_those_that_are_listed(cases: list[Case]) -> None:
@@ -491,12 +459,9 @@ def test_so_many_pass_by_what_a_space_did(cases: list[Case]) -> None:
 
 def main() -> None:
     """Print how many cases pass, by file, and those that fail, with what is known of each."""
-    vllm = vllm_folder()
-    if vllm is None:
-        sys.exit("vLLM's source distribution must be on PYTHONPATH")
-    files = [name for name in sys.argv[1:] if name != "--theirs"]
+    vllm, *files = [name for name in sys.argv[1:] if name != "--theirs"]
     with TemporaryDirectory() as work:
-        found = outcomes(vllm, files or FILES, Path(work), "theirs" if "--theirs" in sys.argv else "ours")
+        found = outcomes(Path(vllm), files or FILES, Path(work), "theirs" if "--theirs" in sys.argv else "ours")
     counts = Counter((each.name.partition("::")[0], each.outcome) for each in found)
     by_space = Counter(each.name.partition("::")[0] for each in found if each.counts)
     lines = [

@@ -2,14 +2,11 @@
 
 They run as they are in a process of their own, with a plugin in which `RemoteOpenAIServer` starts ours. A case that
 fails and is not listed fails here, as does one that is listed and passes.
-``python tests/peers/test_vllm_entrypoints.py [FILE ...]``, with vLLM's folder on PYTHONPATH, prints the number by file
-and each case that failed, with what it said.
+``python -m tests.peers.test_vllm_entrypoints FOLDER [FILE ...]``, with vLLM's source distribution, prints the number by
+file and each case that failed, with what it said.
 """
 
-import importlib.util
-import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
+
+from tests.peers.vllm_suites import PEERS, Suite
 
 FILES: Final = (
     "openai/chat_completion/test_batched_chat_completions.py",
@@ -118,9 +117,13 @@ UNSTEADY: Final = (
     "serve/instrumentator/test_basic.py::test_server_load",
 )
 """Cases that look within moments at requests under way, which end by themselves: they mostly pass."""
-PATIENCE_S: Final = 3600
-CASE_S: Final = 300
-PEERS: Final = Path(__file__).parent
+SUITE: Final = Suite(
+    "tests/entrypoints",
+    "vllm_entrypoints_plugin",
+    ("--confcutdir=tests/entrypoints",),
+    case_s=300,
+    patience_s=3600,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +146,6 @@ class Case:
         return next((reason for name, reason in EXPECTED.items() if self.name.startswith(name)), None)
 
 
-def vllm_folder() -> Path | None:
-    """Return the folder of vLLM's source distribution; None: it is not on the path."""
-    found = importlib.util.find_spec("vllm")
-    folder = None if found is None or found.origin is None else Path(found.origin).parents[1]
-    return folder if folder is not None and (folder / "tests" / "entrypoints").is_dir() else None
-
-
 def outcomes(vllm: Path, files: Sequence[str], work: Path) -> list[Case]:
     """Run files of theirs, and return what became of each case that asks a server.
 
@@ -157,41 +153,20 @@ def outcomes(vllm: Path, files: Sequence[str], work: Path) -> list[Case]:
         vllm: folder of the source distribution; files: from ``tests/entrypoints``.
         work: an empty folder, for the model, its names in the hub's form, and logs.
     """
-    told = work / "outcomes.jsonl"
     environment = {
-        **os.environ,
-        "HF_HOME": str(work / "hub"),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "OMP_NUM_THREADS": "1",
-        "PAGEDKV_OUTCOMES": str(told),
         "PAGEDKV_PYTHON": sys.executable,
         "PAGEDKV_SERVER_LOG": str(work / "server.log"),
-        "PAGEDKV_SOURCE": str(Path(__file__).parents[2] / "src"),
+        "PAGEDKV_SOURCE": str(PEERS.parents[1] / "src"),
         "PAGEDKV_VLLM": str(vllm),
         "PYTHONPATH": os.pathsep.join((str(vllm), str(PEERS))),
     }
-    plain = ("-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "--tb=short")
-    command = [
-        *(sys.executable, "-m", "pytest", "-p", "vllm_entrypoints_plugin", *plain, f"--timeout={CASE_S}"),
-        *("--confcutdir=tests/entrypoints", "--continue-on-collection-errors"),
-        *(f"tests/entrypoints/{file}" for file in files),
-    ]
-    with (work / "pytest.log").open("w") as log:
-        subprocess.run(command, cwd=vllm, env=environment, stdout=log, stderr=log, timeout=PATIENCE_S, check=False)
-    lines = told.read_text().splitlines() if told.exists() else []
-    return [Case(each["case"], each["outcome"], each["why"]) for each in map(json.loads, lines)]
+    found = SUITE.outcomes(vllm, files, work, environment)
+    return [Case(each["case"], each["outcome"], each["why"]) for each in found]
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
-    for package in ("pytest_asyncio", "pytest_timeout"):
-        pytest.importorskip(package, reason=f"vLLM's tests need {package}: make test-peers installs it")
-    vllm = vllm_folder()
-    if vllm is None:
-        pytest.skip("vLLM's source distribution is not on the path")
-    return outcomes(vllm, FILES, tmp_path_factory.mktemp("entrypoints"))
+    return outcomes(SUITE.require_vllm(), FILES, tmp_path_factory.mktemp("entrypoints"))
 
 
 def test_no_case_fails_but_those_that_are_listed(cases: list[Case]) -> None:
@@ -208,14 +183,12 @@ def test_what_is_listed_fails(cases: list[Case]) -> None:
 
 def main() -> None:
     """Print how many cases pass, by file, and those that fail, with what is known of each."""
-    vllm = vllm_folder()
-    if vllm is None:
-        sys.exit("vLLM's source distribution must be on PYTHONPATH")
+    vllm, *files = sys.argv[1:]
     with TemporaryDirectory() as work:
-        found = outcomes(vllm, sys.argv[1:] or FILES, Path(work))
+        found = outcomes(Path(vllm), files or FILES, Path(work))
     counts = Counter((each.name.partition("::")[0], each.outcome) for each in found)
-    files = dict.fromkeys(name for name, _ in counts)
-    lines = [f"{counts[file, 'passed']:4d} passed {counts[file, 'failed']:4d} failed  {file}" for file in files]
+    names = dict.fromkeys(name for name, _ in counts)
+    lines = [f"{counts[file, 'passed']:4d} passed {counts[file, 'failed']:4d} failed  {file}" for file in names]
     failed = [each for each in found if each.outcome == "failed"]
     lines += [f"\n{each.name}\n    {each.reason or each.why}" for each in failed]
     lines.append(f"\n{sum(each.outcome == 'passed' for each in found)} of {len(found)} passed\n")

@@ -163,8 +163,9 @@ def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit |
         if admission.num_reserved:
             count += group.num_slots_blocks(0, admission.num_reserved)
         needed[group.pool.name] += count
-    for name, count in num_encoder_blocks(state, admission.num_encoder_tokens).items() if state.cross_groups else ():
-        needed[name] += count
+    if state.cross_groups:
+        for name, count in num_encoder_blocks(state, admission.num_encoder_tokens).items():
+            needed[name] += count
     return needed
 
 
