@@ -3,8 +3,8 @@
     python -m benchmarks.intervals [--models narrow,wide] [--traces chat,...] [--seconds 46] [--results FILE] [--wall]
     python -m benchmarks.intervals --plan FILE ...
 
-1.  The model is calibrated on random prompts with answers of random lengths, 1 to 64 of them in the engine at once;
-    none of the traces is used.
+1.  The model is calibrated on random prompts with answers of random lengths, 1 to 64 of them in the engine at once,
+    short prompts and long ones in turn; none of the traces is used.
 2.  The truth: the engine serves the trace in this process, each request when it is due, and whether the load holds is
     said by the same rule as of a simulation. Loads are halved down to 2 %.
 3.  ``--plan`` finds the interval of each measured case, as ``pagedkv plan`` does, from nothing but the trace and the
@@ -71,11 +71,15 @@ from pagedkv.simulation.planning.searching import limit_of
 VOCABULARY: Final = 4096
 MODELS: Final = {"narrow": (128, 2), "wide": (192, 3)}
 """Width and layers of models with random weights."""
+NUM_FIRST: Final = 3
 AT_ONCE: Final = (8, 1, 64, 2, 16, 4, 32)
 NUM_ROUNDS: Final = 2
-SHORTEST: Final = (8, 4)
+PROMPTS: Final = ((8, 128), (256, 1000))
+"""Shortest and longest calibrating prompts, in tokens: with little context, and with much."""
+ANSWERS: Final = (4, 100)
+MOST_AT_ONCE: Final = 16_384
+"""Tokens of prompts at once: what the blocks hold."""
 LONGEST: Final = 2000
-LONGEST_CALIBRATED: Final = (1000, 100)
 BOUNDS: Final = Bounds(ttft_s=2.0)
 NUM_RESAMPLES: Final = 10
 NUM_SAMPLED: Final = 400
@@ -145,24 +149,35 @@ def shared(folder: Path, name: str) -> Iterator[TokenizedRequest]:
     return tokenized(cut())
 
 
-def random_requests(chance: random.Random, number: int) -> list[TokenizedRequest]:
-    """Draw prompts and lengths of answers, by the logarithm of their lengths."""
+def random_requests(chance: random.Random, number: int, shortest: int, longest: int) -> list[TokenizedRequest]:
+    """Draw prompts between two lengths, and lengths of answers, by the logarithm of their lengths."""
 
-    def length(place: int) -> int:
-        shortest, longest = SHORTEST[place], LONGEST_CALIBRATED[place]
-        return round(float(shortest * (longest / shortest) ** chance.random()))
+    def length(least: int, most: int) -> int:
+        return round(float(least * (most / least) ** chance.random()))
 
     return [
         TokenizedRequest(
-            0.0, np.array(chance.choices(range(VOCABULARY), k=length(0)), np.int32), np.zeros(length(1), np.int32)
+            0.0,
+            np.array(chance.choices(range(VOCABULARY), k=length(shortest, longest)), np.int32),
+            np.zeros(length(*ANSWERS), np.int32),
         )
         for _ in range(number)
     ]
 
 
 def random_steps(model: compat.Model, clock: Callable[[], float], chance: random.Random) -> list[MeasuredSteps]:
-    """Measure steps of random prompts, as many at once as each of a few numbers."""
-    return [serve(model, random_requests(chance, max(4, each)), 1.0, clock, each).steps for each in AT_ONCE]
+    """Measure steps of random prompts, as many at once as each of a few numbers, with little context and with much.
+
+    The first steps of each engine, which touch its memory for the first time, are left out.
+    """
+    measured = []
+    for at_once in AT_ONCE:
+        for shortest, most in PROMPTS:
+            longest = min(most, MOST_AT_ONCE // at_once)
+            requests = random_requests(chance, max(4, 2 * at_once), min(shortest, longest // 2), longest)
+            steps = serve(model, requests, 1.0, clock, at_once).steps
+            measured.append(steps.chosen(np.arange(NUM_FIRST, len(steps))))
+    return measured
 
 
 def calibrated(steps: Sequence[MeasuredSteps]) -> Calibration:
@@ -273,7 +288,7 @@ def measured(
 ) -> dict[str, str | int | float | dict[str, Any]]:
     """Calibrate a model, and measure the traffic of a trace that it holds."""
     model = llama(*MODELS[name])
-    serve(model, random_requests(random.Random(2), 16), 1.0, clock)  # compiles
+    serve(model, random_requests(random.Random(2), 16, *PROMPTS[0]), 1.0, clock)  # compiles
     chance = random.Random(1)
     steps = [each for _ in range(NUM_ROUNDS) for each in random_steps(model, clock, chance)]
     costs = calibrated(steps)

@@ -27,6 +27,8 @@ COST = {
     "window_token_s": 0,
     "sequence_state_s": 0,
     "sequence_s": 0,
+    "several_s": 0,
+    "chunk_s": 0,
     "swap_fixed_s": 0,
     "swap_token_s": 0,
 }

@@ -6,6 +6,8 @@ The seconds are those of a roofline (Williams et al., 2009). A step does arithme
 overlap; the longer of them counts::
 
     step    = fixed_s + max(compute, memory) + num_sequences * sequence_s
+            + several_s, if num_new_tokens > 1
+            + chunk_s, if num_new_tokens > num_sequences
     compute = num_new_tokens * token_compute_s
             + num_attended_pairs                           * pair_compute_s
             + min(num_attended_pairs, num_new_tokens * window) * window_pair_compute_s
@@ -14,7 +16,9 @@ overlap; the longer of them counts::
             + min(num_context_tokens, num_sequences * window)  * window_token_s
             + num_sequences * sequence_state_s
 
-Every term grows with every count, so more work never shortens a step. The limit of a window or a chunk applies to the
+A further token, of a sequence of the step or of another one, never shortens it. ``several_s`` and ``chunk_s`` are what
+engines do once in such a step: products of matrices instead of a vector, and attention of prompts beside that of
+decoding. The limit of a window or a chunk applies to the
 sums. That is exact if all sequences are shorter than the window, or all longer, and too high in between. The experts'
 term is the expected share of experts that at least one of the step's tokens uses, if tokens choose independently and
 all experts are equally likely.
@@ -105,6 +109,8 @@ class CostModel(Result):
         window_token_s: as ``context_token_s``, in windowed layers.
         sequence_state_s: reading and writing one sequence's recurrent state.
         sequence_s: sampling and bookkeeping for one sequence; not overlapped.
+        several_s: a step of more than one token, once; not overlapped.
+        chunk_s: a step that computes several tokens of a sequence, such as a prompt, once; not overlapped.
         swap_fixed_s: fixed time of moving blocks to or from host memory in a step.
         swap_token_s: moving one token's keys and values.
 
@@ -124,6 +130,8 @@ class CostModel(Result):
     window_token_s: float = 0.0
     sequence_state_s: float = 0.0
     sequence_s: float = 0.0
+    several_s: float = 0.0
+    chunk_s: float = 0.0
     swap_fixed_s: float = 0.0
     swap_token_s: float = 0.0
 
@@ -163,7 +171,10 @@ class CostModel(Result):
             + min(num_context_tokens, num_sequences * self.window) * self.window_token_s
             + num_sequences * self.sequence_state_s
         )
-        return self.fixed_s + max(compute_s, memory_s) + num_sequences * self.sequence_s
+        once_s = self.fixed_s + (self.several_s if num_new_tokens > 1 else 0.0)
+        if num_new_tokens > num_sequences:
+            once_s += self.chunk_s
+        return once_s + max(compute_s, memory_s) + num_sequences * self.sequence_s
 
     def swap_s(self, num_tokens: float) -> float:
         """Return the seconds of moving keys and values to or from host memory in one step; 0 for no tokens."""

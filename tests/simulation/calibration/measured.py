@@ -11,9 +11,10 @@ __all__ = ["drawn_steps", "write_csv"]
 
 
 def drawn_steps(model: CostModel, num_steps: int = 400, *, noise: float = 0.0, seed: int = 7) -> MeasuredSteps:
-    """Draw steps, every fourth of which computes a chunk of a prompt beside what decodes."""
+    """Draw steps: every fourth computes a chunk of a prompt beside what decodes, and of the others some decode one."""
     random = np.random.default_rng(seed)
     sequences = random.integers(1, 200, num_steps)
+    sequences[1::16] = 1
     context = sequences * random.integers(20, 4000, num_steps)
     chunks = np.where(np.arange(num_steps) % 4 == 0, random.integers(1, 8192, num_steps), 0)
     tokens = sequences + chunks

@@ -18,8 +18,13 @@ KNOWN = CostModel(
     weights_s=8e-3,
     context_token_s=5e-8,
     sequence_s=1e-5,
+    several_s=1e-3,
+    chunk_s=3e-3,
 )
-FITTED = ("weights_s", "fixed_s", "token_compute_s", "pair_compute_s", "context_token_s", "sequence_s")
+FITTED = (
+    *("weights_s", "fixed_s", "token_compute_s", "pair_compute_s", "context_token_s", "sequence_s"),
+    *("several_s", "chunk_s"),
+)
 
 
 def test_exact_steps_give_their_parameters_back() -> None:
@@ -73,7 +78,7 @@ def test_errors_are_told_apart_by_tokens_of_a_step() -> None:
 def test_tokens_and_seconds_alone_suffice() -> None:
     steps = drawn_steps(CostModel(fixed_s=1e-3, weights_s=5e-3, token_compute_s=4e-5))
     calibration = calibrate(MeasuredSteps(steps.seconds, steps.num_new_tokens))
-    assert calibration.fitted == ("weights_s", "fixed_s", "token_compute_s")
+    assert calibration.fitted == ("weights_s", "fixed_s", "token_compute_s", "several_s")
     assert calibration.model.token_compute_s == pytest.approx(4e-5, rel=1e-3)
     assert any("do not determine pair_compute_s, context_token_s, sequence_s" in note for note in calibration.notes)
 
@@ -98,7 +103,9 @@ def decoding(model: CostModel = KNOWN) -> MeasuredSteps:
 def test_steps_that_only_decode_leave_prompts_to_the_base() -> None:
     calibration = calibrate(decoding(), KNOWN)
     assert calibration.model.token_compute_s == KNOWN.token_compute_s
-    assert any("token_compute_s, pair_compute_s: they are those of `base`" in note for note in calibration.notes)
+    assert any(
+        "token_compute_s, pair_compute_s, chunk_s: they are those of `base`" in note for note in calibration.notes
+    )
     with pytest.raises(ConfigurationError, match=r"all 400 steps only decode, .*`base="):
         calibrate(decoding())
 

@@ -64,6 +64,8 @@ def test_every_field_by_hand() -> None:
             "window_token_s": 0,
             "sequence_state_s": 0,
             "sequence_s": 1e-6,
+            "several_s": 0,
+            "chunk_s": 0,
             "swap_fixed_s": 2e-5,
             "swap_token_s": 131_072 / link,
         }

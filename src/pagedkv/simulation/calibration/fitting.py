@@ -1,10 +1,10 @@
 """Calibration: a cost model fitted to steps, its error on steps left out of the fit, and the speed of a tier.
 
-A step takes ``fixed_s + max(compute, memory) + num_sequences * sequence_s``: linear in the parameters once the longer
-of the two is known. So steps are divided by the longer term, the parameters are found by least squares, and the steps
-are divided again by these parameters, until nothing changes (the least squares partition algorithm: Magnani and Boyd,
-Convex piecewise-linear fitting, 2009). This finds a good solution, not always the best. So it starts from several
-divisions and returns the best of all solutions.
+A step takes ``fixed_s + max(compute, memory) + num_sequences * sequence_s``, and ``several_s`` and ``chunk_s`` in steps
+of their kind: linear in the parameters once the longer of the two is known. So steps are divided by the longer term,
+the parameters are found by least squares, and the steps are divided again by these parameters, until nothing changes
+(the least squares partition algorithm: Magnani and Boyd, Convex piecewise-linear fitting, 2009). This finds a good
+solution, not always the best. So it starts from several divisions and returns the best of all solutions.
 
 Costs are never negative, so neither are the coefficients: least squares by the active set method of Lawson and Hanson
 (1974), chapter 23. If the plain solution gives a column a negative coefficient, the column explains no more than the
@@ -113,6 +113,8 @@ COUNTED_BY: Final[Mapping[str, str]] = {
     "pair_compute_s": "num_attended_pairs",
     "context_token_s": "num_context_tokens",
     "sequence_s": "num_sequences",
+    "several_s": "num_new_tokens",
+    "chunk_s": "num_sequences",
 }
 """The fitted parameters, with the count of each. The two constants are distinguished by steps that are limited by
 memory and steps that are limited by compute. If all steps are of one kind, ``weights_s`` gets the whole constant."""
@@ -268,6 +270,8 @@ def _terms(steps: MeasuredSteps, base: CostModel, names: tuple[str, ...]) -> _Te
         "pair_compute_s": pairs,
         "context_token_s": context,
         "sequence_s": sequences,
+        "several_s": tokens > 1,
+        "chunk_s": tokens > sequences,
     }
     kept = _with(base, dict.fromkeys(names, 0.0))
     share_of_experts = 1.0 - (1.0 - kept.expert_share) ** tokens
@@ -281,7 +285,10 @@ def _terms(steps: MeasuredSteps, base: CostModel, names: tuple[str, ...]) -> _Te
         + context * kept.context_token_s
         + np.minimum(context, sequences * kept.window) * kept.window_token_s
         + sequences * kept.sequence_state_s,
-        other_s=ones * kept.fixed_s + sequences * kept.sequence_s,
+        other_s=ones * kept.fixed_s
+        + sequences * kept.sequence_s
+        + (tokens > 1) * kept.several_s
+        + (tokens > sequences) * kept.chunk_s,
     )
 
 
@@ -450,13 +457,17 @@ def _names(steps: MeasuredSteps, base: CostModel | None) -> tuple[str, ...]:
     """List the parameters that the steps determine: those whose counts differ from step to step."""
     num_sizes = len(np.unique(steps.num_new_tokens))
     varied = {name for name in set(COUNTED_BY.values()) if np.ptp(steps.counts(name)) > 0}
+    kinds = {"several_s": steps.num_new_tokens > 1, "chunk_s": steps.num_new_tokens > steps.counts("num_sequences")}
+    alike = {name for name, column in kinds.items() if column.all() or not column.any()}
     if num_sizes == 1 and base is None:
         raise ConfigurationError(
             f"all {len(steps)} steps compute {int(steps.num_new_tokens[0]):,} tokens, so they do not determine the "
             "cost of a token: measure steps of different sizes, prompts as well as decoding, or name a model with the "
             "other parameters (`base=llama-3.1-8b/h100`)"
         )
-    names = tuple(name for name in COUNTED_BY if name in CONSTANTS or COUNTED_BY[name] in varied)
+    names = tuple(
+        name for name in COUNTED_BY if name in CONSTANTS or (COUNTED_BY[name] in varied and name not in alike)
+    )
     if steps.num_sequences is None or (steps.num_new_tokens > steps.num_sequences).any():
         return names
     if base is None:

@@ -3,7 +3,9 @@
 Requests are sent whose steps can be told apart, by the rules of :func:`steps_of_bench`: prompts alone, of many lengths,
 whose first token took one step; and batches that decode together, of 1 to 64 sequences. Rounds of both go on until the
 time is up. Prompts are random text, so that nothing of them is cached. The prompts of a batch are short enough to be
-computed in a twentieth of the time, by the speed seen so far.
+computed in a twentieth of the time, by the speed seen so far. In turn they are of the shorter and of the longer half of
+these lengths, so that a batch of a size has little context once, and much another time: else the seconds of a
+sequence and those of its context could not be told apart.
 
 A first token also takes the time of the network and the server. That is estimated by the shortest prompts, whose step
 takes about as long as one of a sequence that decodes alone, and is taken from all first tokens.
@@ -185,7 +187,8 @@ async def _rounds(client: _Client, longest: int, seconds: float, show: Callable[
         number = BATCHES[num_rounds % len(BATCHES)]
         tokens_per_s = max(each.num_prompt / (each.token_s[0] - each.start_s) for each in answers if each.is_alone)
         most = min(longest, MOST_IN_BATCH // number, int(tokens_per_s * seconds * SHARE_OF_BATCH) // number)
-        lengths = [round(SHORTEST * (max(SHORTEST, most) / SHORTEST) ** client.chance.random()) for _ in range(number)]
+        halves = [(num_rounds % 2 + client.chance.random()) / 2 for _ in range(number)]
+        lengths = [round(SHORTEST * (max(SHORTEST, most) / SHORTEST) ** half) for half in halves]
         answers += await asyncio.gather(*(client.ask(each, NUM_OUTPUT, is_alone=False) for each in lengths))
         num_rounds += 1
     return answers
