@@ -128,9 +128,9 @@ class TokenRanges:
 
     def positions(self) -> Int32Array:
         """List every position, row by row: int32 ``[num_tokens]``. O(tokens)."""
-        lengths = self.ends - self.starts
-        flat = np.arange(self.num_tokens, dtype=np.int32)
-        return flat + np.repeat(self.starts - self.offsets()[:-1], lengths)
+        offsets = self.offsets()
+        flat = np.arange(offsets[-1], dtype=np.int32)
+        return flat + np.repeat(self.starts - offsets[:-1], np.diff(offsets))
 
     def __repr__(self) -> str:
         return f"TokenRanges({len(self.rows):,} rows, {self.num_tokens:,} tokens)"

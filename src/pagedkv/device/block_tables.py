@@ -64,6 +64,7 @@ class PacketRing:
 
     Attributes:
         num_words: words of a buffer.
+        is_staged: whether a packet is staged and not fenced.
 
     Raises:
         TensorError: the device is a GPU, and the buffers are not pinned.
@@ -76,13 +77,8 @@ class PacketRing:
         self._views = [buffer.numpy() for buffer in buffers]
         self._stream_of = device if device.type == "cuda" else None
         self._events: list[torch.cuda.Event | None] = [None] * len(buffers)
-        self._num_staged = 0
-        self._num_fenced = 0
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether a packet is staged and not launched."""
-        return self._num_staged > self._num_fenced
+        self._place = 0  # of the packet that is staged, or is staged next
+        self.is_staged = False
 
     def stage(self, words: Int32Array) -> None:
         """Write a packet to the next buffer, once the device has read the buffer's earlier packet.
@@ -94,12 +90,11 @@ class PacketRing:
         """
         if self.is_staged:
             raise StepError("a packet is already staged: launch and fence it before the next one")
-        place = self._num_staged % len(self._views)
-        event = self._events[place]
+        event = self._events[self._place]
         if event is not None:
             event.synchronize()
-        np.copyto(self._views[place][: len(words)], words)
-        self._num_staged += 1
+        np.copyto(self._views[self._place][: len(words)], words)
+        self.is_staged = True
 
     def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
         """Record that the launch of the staged packet is in a stream; None: in the current one.
@@ -110,16 +105,16 @@ class PacketRing:
         if not self.is_staged:
             raise StepError("there is no staged packet to fence: stage and launch one first")
         if self._stream_of is not None:
-            place = self._num_fenced % len(self._views)
-            event = self._events[place] or torch.cuda.Event()
+            event = self._events[self._place] or torch.cuda.Event()
             event.record(stream or torch.cuda.current_stream(self._stream_of))
-            self._events[place] = event
-        self._num_fenced += 1
+            self._events[self._place] = event
+        self._place = (self._place + 1) % len(self._views)
+        self.is_staged = False
 
 
 @final
 class StepGraph:
-    """Executes the next packet of the ring.
+    """Executes the next packet of the ring on a GPU.
 
     Addresses are fixed and sizes are read from memory, so the graph is captured once, at the first launch.
 
@@ -137,21 +132,8 @@ class StepGraph:
         self._device = device
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether the current stream is being captured, so that launched kernels are recorded instead of executed."""
-        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-    def run(self) -> None:
-        """Launch the kernels one by one."""
-        self._kernels.pull_packet(self._arrays)
-        self._kernels.step_tables(self._arrays)
-
     def replay(self) -> None:
-        """Launch all kernels by the graph; on a CPU one by one."""
-        if self._device.type != "cuda":
-            self.run()
-            return
+        """Launch all kernels by the graph."""
         if self._graph is None:
             self._graph = self._capture()
         self._graph.replay()
@@ -161,7 +143,8 @@ class StepGraph:
             self._compile()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self.run()
+                self._kernels.pull_packet(self._arrays)
+                self._kernels.step_tables(self._arrays)
         return graph
 
     def _compile(self) -> None:
@@ -238,7 +221,8 @@ class BlockTables:
         self._num_blocks: Int32Array = np.zeros((self.num_groups, self.max_rows), np.int32)
         self._last_step = StepId(0)
         self._is_called = False
-        self._graph = StepGraph(self._kernels, self._sizes, self.arrays, self.device)
+        is_graphed = self.device.type == "cuda"
+        self._graph = StepGraph(self._kernels, self._sizes, self.arrays, self.device) if is_graphed else None
 
     # Plans
 
@@ -285,23 +269,25 @@ class BlockTables:
         """Raise PlanError for anything but a plan, and StepError for one that is not after the last."""
         if not isinstance(plan, StepPlan):
             raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
-        if self._is_called or not self._staged.is_empty:
+        if self._is_called:
             raise StepError("these tables are driven by calls (append_block_ids): plans need tables of their own")
         if plan.step_id <= self._last_step:
             raise StepError(f"step {plan.step_id} cannot be executed after step {self._last_step}: steps must ascend")
 
     def launch(self) -> None:
-        """Apply the staged packet on the device. The kernels are captured, or replayed from a graph of their own.
+        """Apply the staged packet on the device. On a GPU the kernels are captured, or replayed from their own graph.
 
         Raises:
             StepError: nothing is staged, outside a capture.
         """
-        if self._graph.is_captured:
-            self._graph.run()
-            return
-        if not self._ring.is_staged:
+        is_captured = self._graph is not None and torch.cuda.is_current_stream_capturing()
+        if not (self._ring.is_staged or is_captured):
             raise StepError("nothing is staged: stage a plan before each launch")
-        self._graph.replay()
+        if self._graph is None or is_captured:
+            self._kernels.pull_packet(self.arrays)
+            self._kernels.step_tables(self.arrays)
+        else:
+            self._graph.replay()
 
     def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
         """Record that the launch, or a graph with it, is in a stream; None: the current. Raises StepError."""

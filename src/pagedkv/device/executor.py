@@ -40,6 +40,7 @@ from pagedkv.errors import (
     NoHostPoolError,
     PlanError,
     StepError,
+    StorageError,
     TensorError,
 )
 from pagedkv.fingerprint import difference, fingerprint
@@ -159,13 +160,17 @@ class PlanExecutor:
         If any of these except the last is raised, no part of the plan was executed. Exceptions of ``forward`` propagate
         unchanged. After any exception call ``space.abort(plan.step_id)``, and :meth:`abort` with its result.
         """
-        self._require_running()
+        if self._state is not _State.RUNNING:
+            self._require_alive()
+            raise StepError(f"step {self._next_step} failed: abort it in the space, and pass the result to abort()")
         if not callable(forward):
             raise ConfigurationError(f"forward must be callable as forward(inputs), got {forward!r}")
-        stream = self._current_stream()
+        device = self.storage.device
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # asked once, since it takes 4 us
         self._require_next(plan, stream)
         require_fingerprint(plan.buffer, self._fingerprint)
-        self.storage.require_awake()
+        if not self.storage.is_awake:
+            raise StorageError("the storage is asleep: wake it before plans are executed")
         self._require_moves(plan)
         try:
             if stream is not None and self._last_event is not None and not self.in_order:
@@ -179,7 +184,8 @@ class PlanExecutor:
             raise
         self._state = _State.RUNNING
         self._next_step = plan.step_id + 1
-        self._skip_aborted()
+        if self._aborted:
+            self._skip_aborted()
         return result
 
     def done(self) -> tuple[StepId, ...]:
@@ -265,11 +271,6 @@ class PlanExecutor:
         if self._state is _State.ENDED:
             raise self._lost("it failed before")
 
-    def _require_running(self) -> None:
-        self._require_alive()
-        if self._state is _State.FAILED:
-            raise StepError(f"step {self._next_step} failed: abort it in the space, and pass the result to abort()")
-
     def _require_next(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
         if not isinstance(plan, StepPlan):
             raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
@@ -310,11 +311,6 @@ class PlanExecutor:
 
     # Carrying out
 
-    def _current_stream(self) -> "torch.cuda.Stream | None":
-        """The current stream, in which a step is launched. Queried once per step, since that takes 4 us."""
-        device = self.storage.device
-        return torch.cuda.current_stream(device) if device.type == "cuda" else None
-
     def _carry_out(
         self,
         plan: StepPlan,
@@ -325,7 +321,8 @@ class PlanExecutor:
         if self._swaps:
             self._host_tables.note(plan)
         tickets = self._begun = []
-        self._swap(plan, tickets)
+        if plan.swaps_out or plan.swaps_in:
+            self._swap(plan, tickets)
         self.tables.launch()
         self.tables.fence(stream)
         if self.zero_new_blocks:
@@ -335,7 +332,8 @@ class PlanExecutor:
             _wait_on_device(ticket, stream)
         for moves in plan.copies:
             self.transfers.copy(moves.pool, moves.src_ids, moves.dst_ids)
-        self._wait_for_readers(plan, stream)
+        if self._reading:
+            self._wait_for_readers(plan, stream)
         result = forward(inputs)
         event = None
         if stream is not None:
@@ -345,7 +343,8 @@ class PlanExecutor:
         launched = _Launched(plan.step_id, event, tuple(tickets))
         self._begun = []
         self._launched.append(launched)
-        self.storage.began(launched)
+        if event is not None or tickets:  # else the step has ended by now
+            self.storage.began(launched)
         return result
 
     def _swap(self, plan: StepPlan, tickets: list[CopyTicket]) -> None:
@@ -358,8 +357,6 @@ class PlanExecutor:
 
     def _wait_for_readers(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
         """Make the forward pass wait for swaps that still read a block that it writes."""
-        if not self._reading:
-            return
         self._reading = [reading for reading in self._reading if not reading.ticket.is_done()]
         for reading in self._reading:
             for index, group in enumerate(self.storage.config.groups):

@@ -48,7 +48,7 @@ from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.device.shapes import Pieces
 from pagedkv.device.tensors import require_pinned, require_tensor
-from pagedkv.errors import ConfigurationError, DeviceUnavailableError, StorageError, TensorError
+from pagedkv.errors import ConfigurationError, DeviceUnavailableError, TensorError
 
 LIBRARY: Final = "libcuda.so.1"
 PIECE_NBYTES: Final = 2**30
@@ -614,11 +614,6 @@ class PoolMemory:
         if self._unpin is not None:
             self._unpin()
         self.host_bytes = torch.empty(0, dtype=torch.uint8)
-
-    def require_awake(self) -> None:
-        """Raise StorageError if the device memory is released."""
-        if not self._memory.is_mapped:
-            raise StorageError(f"pool {self.name!r} is asleep: wake the storage before plans are executed")
 
     def _zero_null_block(self) -> None:
         """Zero the null block, since padded rows of a batch read it."""

@@ -79,6 +79,7 @@ class KVStorage:
     Attributes:
         pools: the memory of each pool, by name.
         device: its device.
+        is_awake: whether device memory is mapped.
 
     Raises:
         ConfigurationError: shapes that do not fit the groups, groups in one pool whose blocks differ in bytes or in
@@ -139,6 +140,7 @@ class KVStorage:
             if not isinstance(shape, StateShape) and shape.dtype in FP8_TYPES
         }
         self._users: list[MemoryUser] = []
+        self.is_awake = True
 
     # Views
 
@@ -314,7 +316,7 @@ class KVStorage:
         known = self.pools.get(pool)
         if known is None or not known.run:
             raise ConfigurationError(f"{pool!r} is no pool that changes its size: give the storage its absent blocks")
-        known.require_awake()
+        self.require_awake()
         return known
 
     # Sleeping
@@ -329,8 +331,9 @@ class KVStorage:
             StorageError: copies are in flight, or the storage is already asleep.
         """
         self._require_unused("put to sleep")
-        if not all(pool.is_awake for pool in self.pools.values()):
+        if not self.is_awake:
             raise StorageError("the storage is already asleep")
+        self.is_awake = False
         for pool in self.pools.values():
             pool.sleep()
 
@@ -341,7 +344,7 @@ class KVStorage:
             StorageError: it is awake.
             ConfigurationError: there is not enough memory now; the storage stays asleep.
         """
-        if all(pool.is_awake for pool in self.pools.values()):
+        if self.is_awake:
             raise StorageError("the storage is awake")
         woken = []
         try:
@@ -352,17 +355,19 @@ class KVStorage:
             for pool in woken:
                 pool.sleep()
             raise
+        self.is_awake = True
 
     def close(self) -> None:
         """Release device and host memory for good; the host pool is no longer pinned. Raises StorageError."""
         self._require_unused("closed")
+        self.is_awake = False
         for pool in self.pools.values():
             pool.close()
 
     def require_awake(self) -> None:
         """Raise StorageError if device memory is released."""
-        for pool in self.pools.values():
-            pool.require_awake()
+        if not self.is_awake:
+            raise StorageError("the storage is asleep: wake it before it is used")
 
     def began(self, user: MemoryUser) -> None:
         """Record a copy or a step, so that its memory is not released before it ends.

@@ -300,11 +300,6 @@ class StagedWrites:
         self._layout = layout
         self._runs: list[dict[int, Run]] = [{} for _ in range(num_tables)]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no run is staged."""
-        return not any(self._runs)
-
     def clear(self) -> None:
         """Drop all staged runs."""
         for runs in self._runs:

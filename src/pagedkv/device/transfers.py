@@ -386,9 +386,8 @@ class Transfers:
     def _pool(self, pool: str) -> PoolMemory:
         if not isinstance(pool, str) or pool not in self.storage.pools:
             raise ConfigurationError(f"there is no pool {pool!r}: there are {list(self.storage.pools)}")
-        memory = self.storage.pools[pool]
-        memory.require_awake()
-        return memory
+        self.storage.require_awake()
+        return self.storage.pools[pool]
 
     def _on_device(self, ids: Int32Array) -> torch.Tensor:
         tensor = torch.from_numpy(ids.copy())

@@ -415,6 +415,7 @@ class ModelRunner:
         self._captured = captured
         self._uncaptured = uncaptured
         self._compiled = compiled
+        self._implementation = IMPLEMENTATION if compiled is None else COMPILED
         self._replays_steps = replays_steps
         self._model = model
         self._groups = groups
@@ -433,10 +434,6 @@ class ModelRunner:
     def capture_state(self) -> CaptureState:
         """The sizes of passes that are captured as graphs, and the reason where none are."""
         return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
-
-    @property
-    def _implementation(self) -> str:
-        return IMPLEMENTATION if self._compiled is None else COMPILED
 
     def compile(self) -> None:
         """Compile the model, if it is to be; before :meth:`prepare`. No rank waits for another, and nothing is summed.
@@ -643,8 +640,7 @@ class ModelRunner:
         return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings, self._add_up)
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        mask = self._cache.mask
-        given = {} if mask is None else {"attention_mask": mask}
+        given = {"attention_mask": self._cache.mask} if self._groups.sparse else {}
         with self.products.in_place():
             return compat.forward(
                 self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions, **given

@@ -32,6 +32,7 @@ from pagedkv.device import StepInputs, is_device_failure
 from pagedkv.engine.adapters import Adapters, keys_for
 from pagedkv.engine.answering import Answering, RowLists, SampledRow, Sampling, Taken, lines_of
 from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.drafter import Drafter
 from pagedkv.engine.engine_tiers import EngineTiers
 from pagedkv.engine.outputs import FinishReason, StepRecord
 from pagedkv.engine.parts import EngineParts
@@ -555,28 +556,36 @@ class StepLoop:
         if batch.prefilling:
             requests = [self._requests.by_schedule[chunk.request] for chunk in batch.prefilling]
             readings = readings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
-        is_drafted = self._parts.drafter is not None and len(flat.token_ids) > 0
-        if self._ranks is not None and not is_drafted:
+        drafter = self._parts.drafter if len(flat.token_ids) else None
+        if self._ranks is not None and drafter is None:
             self._ranks.send(SentStep(plan, flat, is_scored=len(readings) > 0))
         if not len(flat.token_ids):
             return self._parts.executor.launch(plan, lambda _: torch.zeros(0))
-        logits = self._parts.executor.launch(plan, lambda inputs: self._compute(batch, inputs, flat, readings))
+        executor, runner = self._parts.executor, self._parts.runner
+        if drafter is None:
+            logits = executor.launch(plan, lambda inputs: runner.compute(plan, inputs, flat, readings))
+        else:
+            logits = executor.launch(plan, lambda inputs: self._draft(drafter, batch, inputs, flat, readings))
         is_one_each = len(flat.source) == len(flat.wanted) and bool((flat.source[1:] > flat.source[:-1]).all())
         return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
 
-    def _compute(
-        self, batch: Batch, inputs: StepInputs, flat: FlatBatch, readings: Sequence[PromptReading]
+    def _draft(
+        self,
+        drafter: Drafter,
+        batch: Batch,
+        inputs: StepInputs,
+        flat: FlatBatch,
+        readings: Sequence[PromptReading],
     ) -> torch.Tensor:
         """Run the models of a step: first a draft model, whose drafts the other model then verifies.
 
         Only rank 0 has the draft model: the other ranks get the step with its drafts.
         """
-        if self._parts.drafter is not None:
-            flat, drafts = self._parts.drafter.draft(batch, inputs, flat, self._requests.rows.decoding(batch))
-            if len(drafts):
-                self._scheduler.fill_drafts(batch, drafts)
-            if self._ranks is not None:
-                self._ranks.send(SentStep(batch.plan, flat, is_scored=len(readings) > 0))
+        flat, drafts = drafter.draft(batch, inputs, flat, self._requests.rows.decoding(batch))
+        if len(drafts):
+            self._scheduler.fill_drafts(batch, drafts)
+        if self._ranks is not None:
+            self._ranks.send(SentStep(batch.plan, flat, is_scored=len(readings) > 0))
         return self._parts.runner.compute(batch.plan, inputs, flat, readings)
 
     # Steps that fail

@@ -200,6 +200,9 @@ class EngineGroups:
         sparse: numbers of the attention calls that attend to what an indexer selects, or by a mask of the model.
         compressed: places of what the compressors of a layer keep, by their names, by the same.
         absorbed: layers with latents that are attended to without unfolding them, by the same.
+
+    Attributes:
+        in_rows: whether a pass has each sequence in a row of its own, all of equal length; else all in one flat row.
     """
 
     specs: tuple[GroupSpec, ...]
@@ -214,11 +217,11 @@ class EngineGroups:
     sparse: frozenset[int] = frozenset()
     compressed: Mapping[int, Mapping[str, CompressedPlace]] = field(default_factory=dict)
     absorbed: frozenset[int] = frozenset()
+    in_rows: bool = field(init=False)
 
-    @property
-    def in_rows(self) -> bool:
-        """Whether a pass has each sequence in a row of its own, all of equal length; else all in one flat row."""
-        return bool(self.states or self.sparse)
+    def __post_init__(self) -> None:
+        """Note how passes have their sequences."""
+        object.__setattr__(self, "in_rows", bool(self.states or self.sparse))
 
     @property
     def unfolds(self) -> bool:

@@ -25,7 +25,18 @@ from pagedkv.contract.arguments import as_counts
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import AllocStatus
 from pagedkv.errors import TokenError
-from pagedkv.scheduling.request import UNKNOWN_TOKEN, Batch, BatchDraft, Chunk, Decoding, Drafts, Preempted, Request
+from pagedkv.scheduling.request import (
+    MOST_AHEAD,
+    UNKNOWN_TOKEN,
+    Batch,
+    BatchDraft,
+    Chunk,
+    Decoding,
+    Drafts,
+    Preempted,
+    Request,
+    may_decode,
+)
 from pagedkv.scheduling.state import BY_KEY, SchedulerState
 from pagedkv.space import BlockSpace
 
@@ -38,8 +49,11 @@ def decode(state: SchedulerState, draft: BatchDraft) -> int:
         state.num_changes += 1
     for request in branching:
         _continue_beams(state.space, request)
-    while decoding := state.gather_decoding():
-        shortage = _append(state, decoding)
+    while decoding := _gather_ahead(state) if state.config.overlap else _gather(state):
+        if state.config.overlap:
+            shortage = _append_ahead(state.space, decoding)
+        else:
+            shortage = state.space.append(decoding.rows, decoding.next_token_ids)
         if shortage is None:
             decoding.num_ahead += 1
             draft.decoding = decoding
@@ -51,6 +65,37 @@ def decode(state: SchedulerState, draft: BatchDraft) -> int:
             return 0
         _preempt_last(state, draft, shortage)
     return 0
+
+
+def _gather(state: SchedulerState) -> Decoding | None:
+    """Return the requests that can decode now; None if there are none."""
+    if state.decoding is not None and not state.decoding.num_ahead:
+        if not state.has_newcomers:
+            return state.decoding
+        state.close_decoding()
+    ready = [request for request in state.running if request.is_ready and request.decoding is None]
+    if ready:
+        state.close_decoding()
+        state.decoding = Decoding(ready)
+    state.has_newcomers = False
+    return state.decoding if ready else None
+
+
+def _gather_ahead(state: SchedulerState) -> Decoding | None:
+    """Return the requests that can decode now, including those that append an unknown token; None if none."""
+    current = state.decoding
+    is_simple = not state.has_newcomers and len(state.in_flight) < MOST_AHEAD
+    if current is not None and is_simple and current.may_continue:
+        return current
+    state.has_newcomers = False
+    sampling = {each for batch in state.in_flight for each in (batch.decoding, *batch.prefilling)}
+    ready = [request for request in state.running if may_decode(request) and sampling.issuperset(request.awaited[:1])]
+    if not ready:
+        return None
+    if current is None or tuple(ready) != current.requests:
+        state.close_decoding()
+        state.decoding = Decoding(ready)
+    return state.decoding
 
 
 def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
@@ -101,11 +146,8 @@ def schedule_chunk(state: SchedulerState, draft: BatchDraft, request: Request, s
             state.has_newcomers = True  # it may decode while this batch is in flight
 
 
-def _append(state: SchedulerState, decoding: Decoding) -> Shortage | None:
+def _append_ahead(space: BlockSpace, decoding: Decoding) -> Shortage | None:
     """Append a token to each decoding sequence; an unknown one if a batch in flight samples it."""
-    space = state.space
-    if not state.config.overlap:
-        return space.append(decoding.rows, decoding.next_token_ids)
     is_known = decoding.next_token_ids != UNKNOWN_TOKEN
     if decoding.num_ahead or not is_known.any():
         return space.append(decoding.rows, None)

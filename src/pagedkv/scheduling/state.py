@@ -27,7 +27,7 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import keeps_state, keeps_whole_prefix
 from pagedkv.scheduling.config import SchedulingConfig
 from pagedkv.scheduling.keeping import LeaseBook, lease_breakpoints, release
-from pagedkv.scheduling.request import MOST_AHEAD, Batch, Decoding, Request, RequestKey, may_decode
+from pagedkv.scheduling.request import Batch, Decoding, Request, RequestKey
 from pagedkv.space import BlockSpace, PrefixHit
 
 NONE_SKIPPED: Final[frozenset[str | None]] = frozenset()
@@ -55,22 +55,21 @@ class WaitingQueue:
     """Requests in order of their keys. O(log n) to push, pop or remove; O(waiting tenants) to find the first.
 
     A removed request keeps its entry until this is the first of its heap, or until half of all entries are such ones.
+
+    Attributes:
+        tickets: the requests, with the number of each one's valid entry.
     """
 
     def __init__(self) -> None:
         self._heaps: dict[str | None, list[tuple[RequestKey, int, Request]]] = {}  # the first entry of each is valid
-        self._tickets: dict[Request, int] = {}  # the number of each request's valid entry
+        self.tickets: dict[Request, int] = {}
         self._num_pushed = 0
         self._num_entries = 0
-
-    def __len__(self) -> int:
-        """Count the requests."""
-        return len(self._tickets)
 
     def push(self, request: Request) -> None:
         """Add a request. Keys are unique."""
         self._num_pushed += 1
-        self._tickets[request] = self._num_pushed
+        self.tickets[request] = self._num_pushed
         heapq.heappush(self._heaps.setdefault(request.intent.tenant, []), (request.key, self._num_pushed, request))
         self._num_entries += 1
 
@@ -82,9 +81,9 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Remove a request from any place."""
-        del self._tickets[request]
+        del self.tickets[request]
         self._drop_former_heads(request.intent.tenant)
-        if self._num_entries > 2 * len(self._tickets):
+        if self._num_entries > 2 * len(self.tickets):
             self._drop_former_entries()
 
     def has_tenant(self, tenant: str | None) -> bool:
@@ -92,7 +91,7 @@ class WaitingQueue:
         return tenant in self._heaps
 
     def _is_valid(self, entry: tuple[RequestKey, int, Request]) -> bool:
-        return self._tickets.get(entry[2]) == entry[1]
+        return self.tickets.get(entry[2]) == entry[1]
 
     def _drop_former_heads(self, tenant: str | None) -> None:
         heap = self._heaps[tenant]
@@ -106,7 +105,7 @@ class WaitingQueue:
         for heap in self._heaps.values():
             heap[:] = filter(self._is_valid, heap)
             heapq.heapify(heap)
-        self._num_entries = len(self._tickets)
+        self._num_entries = len(self.tickets)
 
 
 BY_KEY = attrgetter("key")
@@ -227,7 +226,7 @@ class SchedulerState:
 
     def next_to_run(self, skipped: Collection[str | None] = NONE_SKIPPED) -> Request | None:
         """Return the first of the waiting and swapped-out requests, except those of skipped tenants; None if none."""
-        waiting = self.waiting.first(skipped) if self.waiting else None
+        waiting = self.waiting.first(skipped)
         if not self.swapped:
             return waiting
         swapped = next((request for request in self.swapped if request.intent.tenant not in skipped), None)
@@ -262,39 +261,6 @@ class SchedulerState:
         return any(len(batch.plan.compute.rows) for batch in self.in_flight)
 
     # Sequences that decode together
-
-    def gather_decoding(self) -> Decoding | None:
-        """Return the requests that can decode now; None if there are none."""
-        if self.config.overlap:
-            return self._gather_ahead()
-        if self.decoding is not None and not self.decoding.num_ahead and not self.has_newcomers:
-            return self.decoding
-        if self.decoding is not None and not self.decoding.num_ahead:
-            self.close_decoding()
-        ready = [request for request in self.running if request.is_ready and request.decoding is None]
-        if ready:
-            self.close_decoding()
-            self.decoding = Decoding(ready)
-        self.has_newcomers = False
-        return self.decoding if ready else None
-
-    def _gather_ahead(self) -> Decoding | None:
-        """Return the requests that can decode now, including those that append an unknown token; None if none."""
-        current = self.decoding
-        is_simple = not self.has_newcomers and len(self.in_flight) < MOST_AHEAD
-        if current is not None and is_simple and current.may_continue:
-            return current
-        self.has_newcomers = False
-        sampling = {each for batch in self.in_flight for each in (batch.decoding, *batch.prefilling)}
-        ready = [
-            request for request in self.running if may_decode(request) and sampling.issuperset(request.awaited[:1])
-        ]
-        if not ready:
-            return None
-        if current is None or tuple(ready) != current.requests:
-            self.close_decoding()
-            self.decoding = Decoding(ready)
-        return self.decoding
 
     def without_request(self, decoding: Decoding, request: Request) -> Decoding | None:
         """Remove a request that no longer runs from the sequences that the open step decodes."""

@@ -38,11 +38,15 @@ class LayerMemory:
         blocks: the view of the storage, ``[num_blocks, block_size, heads, dim]``.
         strides: int64 ``[4]``, in elements: base, block, token, head.
         pool: the pool's bytes.
+        is_half: whether elements are bfloat16.
+        is_read_in_place: whether compiled loops can read the elements.
     """
 
     blocks: torch.Tensor
     strides: Int64Array
     pool: torch.Tensor
+    is_half: bool
+    is_read_in_place: bool
 
     @classmethod
     def of(cls, storage: KVStorage, group: int, blocks: torch.Tensor) -> "LayerMemory":
@@ -52,17 +56,9 @@ class LayerMemory:
                 f"group {group} is laid out with {blocks.stride(3)} elements between those of one key: put C last"
             )
         strides = np.array([blocks.storage_offset(), *blocks.stride()[:3]], np.int64)
-        return cls(blocks, strides, storage.pool_of(group).device_bytes)
-
-    @property
-    def is_half(self) -> bool:
-        """Whether elements are bfloat16."""
-        return self.blocks.dtype is torch.bfloat16
-
-    @property
-    def is_read_in_place(self) -> bool:
-        """Whether compiled loops can read the elements."""
-        return self.blocks.dtype is torch.float32 or (self.is_half and self.pool.numel() % 4 == 0)
+        pool, is_half = storage.pool_of(group).device_bytes, blocks.dtype is torch.bfloat16
+        is_read_in_place = blocks.dtype is torch.float32 or (is_half and pool.numel() % 4 == 0)
+        return cls(blocks, strides, pool, is_half, is_read_in_place)
 
     def flat(self) -> Pool:
         """Return the pool as floats and as halves. Do not keep them, since a storage's memory moves when it sleeps."""

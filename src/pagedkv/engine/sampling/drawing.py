@@ -43,8 +43,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from pagedkv.errors import TensorError
-
 TILE_SIZE: Final = 128
 ELEMENTS_ON_CPU: Final = 2**15
 ELEMENTS_ON_DEVICE: Final = 2**25
@@ -113,20 +111,6 @@ def tiled(scores: torch.Tensor) -> TiledScores:
     tail = scores.new_full((num_rows, TILE_SIZE), -torch.inf)
     tail[:, :num_left] = scores[:, end:]
     return TiledScores(scores, torch.cat([maxima, tail.amax(dim=1, keepdim=True)], dim=1), tail)
-
-
-def as_scores(logits: torch.Tensor, num_rows: int, vocab_size: int) -> torch.Tensor:
-    """Check logits and make them contiguous.
-
-    Raises:
-        TensorError: not float32 ``[num_rows, vocab_size]``.
-    """
-    if logits.dtype != torch.float32 or logits.shape != (num_rows, vocab_size):
-        raise TensorError(
-            f"logits of {num_rows} rows must be float32 [{num_rows}, {vocab_size}], "
-            f"got {logits.dtype} {list(logits.shape)}"
-        )
-    return logits.detach().contiguous()
 
 
 def elements_at_once(device: torch.device) -> int:

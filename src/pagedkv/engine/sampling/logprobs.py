@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeAlias, final
 
 import torch
 
-from pagedkv.engine.sampling.drawing import TiledScores, as_scores, elements_at_once, log_mass, tiled
+from pagedkv.engine.sampling.drawing import TiledScores, elements_at_once, log_mass, tiled
 from pagedkv.errors import TensorError
 
 LOGITS_ON_CPU: Final = 2**22
@@ -165,7 +165,7 @@ def prompt_logprobs(
         start = len(logprobs)
         logits = head(hidden[start : start + num_at_once]).float()
         some = next_ids[start : start + len(logits)]
-        scores = as_scores(logits, len(some), logits.shape[1])
+        scores = logits.detach().contiguous()
         logprobs += logprobs_of(tiled(scores), range(len(some)), some, [count] * len(some))
         num_at_once = max(1, elements // logits.shape[1])
     return logprobs

@@ -48,7 +48,6 @@ from pagedkv.engine.sampling.drawing import (
     WINDOW,
     RowFilters,
     TiledScores,
-    as_scores,
     draw,
     draw_from_window,
     keys_of,
@@ -58,7 +57,7 @@ from pagedkv.engine.sampling.drawing import (
 from pagedkv.engine.sampling.foreign import apply_foreign
 from pagedkv.engine.sampling.logprobs import LogprobColumns, TokenLogprobs, Wish, logprob_columns, logprobs_of
 from pagedkv.engine.sampling.sequence import Feature, SampledSequence
-from pagedkv.errors import ConfigurationError, SamplingError
+from pagedkv.errors import ConfigurationError, SamplingError, TensorError
 
 NO_TOKEN: Final = -1
 """The token id of a row that waits or has failed."""
@@ -319,9 +318,7 @@ class BatchSampler:
 
         Cost: one pass over the logits, and the features that rows use.
         """
-        scores = as_scores(logits, len(places), self.vocab_size)
-        self._check(places)
-        requested = features_of(places) & self._enabled
+        scores, requested = self._checked(logits, places)
         if places and requested == Feature.NONE:
             chosen = choose_greatest(scores, places)
             return SampledTokens(chosen.token_ids, failures=chosen.failures)
@@ -354,9 +351,7 @@ class BatchSampler:
         :meth:`sample`, unless two sums of score and noise, or the mass and ``top_p``, differ by no more than the
         rounding of their logarithms and exponentials.
         """
-        scores = as_scores(logits, len(places), self.vocab_size)
-        self._check(places)
-        requested = features_of(places) & self._enabled
+        scores, requested = self._checked(logits, places)
         if places and requested == Feature.NONE:
             return PendingTokens.on_their_way(greatest_words(scores), places)
         draws_ahead = scores.is_cuda if self._draws_ahead is None else self._draws_ahead
@@ -368,21 +363,34 @@ class BatchSampler:
 
     def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
         """Call the foreign processors of waiting rows again. Rows of the result are places in ``waiting``."""
-        self._check([each.place for each in waiting])
+        self._features_of([each.place for each in waiting])  # which also checks them
         device = waiting[0].scores.device if waiting else None
         answer = _Answer(torch.full((len(waiting),), NO_TOKEN, dtype=torch.int32, device=device))
         for index, each in enumerate(waiting):
             answer.apply_foreign_processors(index, each)
         return answer.sampled_tokens()
 
-    def _check(self, places: Sequence[Place]) -> None:
-        """Refuse sequences of another vocabulary."""
+    def _checked(self, logits: torch.Tensor, places: Sequence[Place]) -> tuple[torch.Tensor, int]:
+        """Check logits and sequences; return contiguous logits, and the enabled features that at least one row uses."""
+        num_rows = len(places)
+        if logits.dtype != torch.float32 or logits.shape != (num_rows, self.vocab_size):
+            raise TensorError(
+                f"logits of {num_rows} rows must be float32 [{num_rows}, {self.vocab_size}], "
+                f"got {logits.dtype} {list(logits.shape)}"
+            )
+        return logits.detach().contiguous(), self._features_of(places)
+
+    def _features_of(self, places: Sequence[Place]) -> int:
+        """Return the enabled features that at least one row uses. Refuses sequences of another vocabulary."""
+        features: int = Feature.NONE
         for row, place in enumerate(places):
+            features |= place.sequence.features
             if place.sequence.vocab_size != self.vocab_size:
                 raise ConfigurationError(
                     f"row {row} has a vocabulary of {place.sequence.vocab_size} tokens, and this sampler one of "
                     f"{self.vocab_size}"
                 )
+        return features & self._enabled
 
 
 class _Answer:
