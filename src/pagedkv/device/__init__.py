@@ -10,7 +10,7 @@ from pagedkv.contract.extras import needing
 with needing("torch", "pagedkv.device"):
     import torch  # noqa: F401 - imported first, so that a missing torch raises our MissingExtraError
 
-from pagedkv.device.block_tables import BlockTables
+from pagedkv.device.block_tables import BlockTables, StepInputs
 from pagedkv.device.executor import PlanExecutor, is_device_failure
 from pagedkv.device.kernels.inputs import Draws, Filters
 from pagedkv.device.kernels.selection import kernels_for
@@ -27,7 +27,6 @@ from pagedkv.device.shapes import (
     free_nbytes,
     num_blocks_that_fit,
 )
-from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.storage import KernelPages, KVStorage, runs_of_pools
 from pagedkv.device.transfers import CopyTicket, Transfers, copy_batch
 

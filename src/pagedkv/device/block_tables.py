@@ -1,4 +1,12 @@
-"""Block tables of all groups on a device, by row, and in the batch order of a step; and how packets reach them.
+"""Block tables of all groups on a device, by row, and in the batch order of a step; and how plans reach them.
+
+A plan goes through this file from top to bottom::
+
+    PlanChecks     whether it is one of this space, and fits these tables
+    PacketRing     its words in pinned memory, for the device to read
+    StepGraph      the kernels that apply it, as one launch
+    StepInputs     what the kernels of attention read
+    BlockTables    the tables: calls all of these
 
 Tables are written either by plans or by calls, never by both. By plans: :meth:`BlockTables.step` executes the parts of
 a :class:`~pagedkv.contract.plan.StepPlan` about tables, batch order and slots. By calls, as in other systems:
@@ -7,17 +15,25 @@ a :class:`~pagedkv.contract.plan.StepPlan` about tables, batch order and slots. 
 The memory of blocks, and the moves of a plan, are not handled here. The batch order of a plan is that of its ranges:
 rows ascending.
 
+A plan is checked before any part of it is executed, so that a refused plan has written nothing.
+``StepPlan.from_buffer`` has checked that a plan's buffer is consistent. The checks here make only a few passes over its
+words, since they run between two GPU steps.
+
 Packets of table entries go through pinned buffers that the host fills and a GPU reads. A buffer is rewritten only when
 its event shows that the kernel that read it has ended. The GPU counts its packets itself (``clock``), so a captured
 graph needs no argument to locate the next packet. Hence the host must launch each packet exactly once, before it stages
 the next one.
+
+How many tokens steps have refused, by row, is kept on the device: later ranges move down by these numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagedkv.contract.arguments import as_count, as_flag, require_instance
@@ -25,33 +41,224 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import StepId
-from pagedkv.device import argument_checks
-from pagedkv.device.argument_checks import (
-    PlanChecks,
+from pagedkv.device.kernels.selection import KernelChoice, kernels_for
+from pagedkv.device.shapes import PageNumbers
+from pagedkv.device.staged_writes import (
+    Run,
+    StagedWrites,
     as_batch_rows,
     as_block_ids,
     as_padding,
     require_ids,
     require_room,
+    runs_of,
+    without_writes,
 )
-from pagedkv.device.kernels.selection import KernelChoice, kernels_for
-from pagedkv.device.shapes import PageNumbers
-from pagedkv.device.step_inputs import StepInputs, page_list, page_table, state_tables
 from pagedkv.device.table_arrays import (
+    BLOCK_SIZE,
     NUM_TOKENS,
     PADDED_TO,
-    Run,
     SpaceTables,
-    StagedWrites,
     TableArrays,
     TableGeometry,
     make_arrays,
-    runs_of,
     views_of_arena,
-    without_writes,
 )
-from pagedkv.device.tensors import as_device, require_pinned, require_tensor
-from pagedkv.errors import PlanError, StepError, TensorError
+from pagedkv.device.table_forms import (
+    StateRanges,
+    StateTable,
+    page_list,
+    page_table,
+    state_blocks,
+    state_tables,
+    state_writes,
+)
+from pagedkv.device.tensors import as_device, require_numbers, require_pinned, require_tensor
+from pagedkv.errors import ConfigurationError, PlanError, StepError, TensorError
+from pagedkv.plan_buffer import (
+    CHECKSUM_HIGH,
+    CHECKSUM_KIND,
+    CHECKSUM_LOW,
+    COMPUTE,
+    ENDS,
+    ENTRIES,
+    HEADER_WORDS,
+    LENGTH,
+    LINE_WORDS,
+    NUM_PARTS,
+    NUM_WORDS,
+    OFFSET,
+    RUNS,
+    STARTS,
+    STEP_HIGH,
+    STEP_LOW,
+    VERSION,
+    padded,
+    read_fingerprint,
+)
+
+_Part: TypeAlias = tuple[int, int]
+"""First word of a part of the plan, and the length of its arrays."""
+
+
+@final
+class PlanChecks:
+    """Checks of the plans of one space.
+
+    Args:
+        sizes: sizes of the tables.
+        num_blocks: for each table, blocks of its pool; ids must be smaller.
+        names: name of each table in errors.
+    """
+
+    def __init__(self, sizes: TableGeometry, num_blocks: Sequence[int], names: Sequence[str]) -> None:
+        self._sizes = sizes
+        self._num_blocks = tuple(num_blocks)
+        self._names = tuple(names)
+        template = sizes.layout.template
+        self._fixed = _fixed_words(sizes)
+        self._fixed_words = template[self._fixed].tobytes()
+        kinds = [(kind, group) for group in range(sizes.num_tables) for kind in (RUNS, ENTRIES)]
+        lines = [sizes.layout.lines[part] for part in (*kinds, (COMPUTE, 0))]
+        self._places = np.array([HEADER_WORDS + LINE_WORDS * line + OFFSET for line in lines]).repeat(2)
+        self._places[1::2] += LENGTH - OFFSET
+        starts = [(group, sizes.line(STARTS, group)) for group in range(sizes.num_tables)]
+        self._own_ranges = [(group, line, sizes.line(ENDS, group)) for group, line in starts if line]
+
+    def require_plan(self, words: Int32Array) -> tuple[int, int]:
+        """Check a plan's words; return the numbers of rows and of positions that it computes.
+
+        Raises:
+            PlanError: a plan of another space, rows or entries beyond the tables, blocks beyond their pool, or a row
+                that is computed twice.
+            TensorError: more positions than there are slots.
+        """
+        if len(words) < len(self._sizes.layout.template) or words.take(self._fixed).tobytes() != self._fixed_words:
+            self._refuse_layout(words)
+        part_words = words.take(self._places).tolist()
+        *writes, compute = zip(part_words[::2], part_words[1::2], strict=True)
+        if compute[1] == 0 or not self._fits(words, writes, compute):
+            for group in range(self._sizes.num_tables):
+                runs, entries = writes[2 * group : 2 * group + 2]
+                if runs[1]:
+                    self._require_runs(group, words, runs, entries)
+        return self._require_ranges(words, compute)
+
+    def _fits(self, words: Int32Array, writes: Sequence[_Part], compute: _Part) -> bool:
+        """Return whether every group's entries fit, by the largest number of each array, in one pass.
+
+        They may fit although it returns False, since the last start and the largest count may belong to different runs.
+        (NumPy takes three times as long if the bounds are a list.)
+        """
+        bounds: list[int] = []
+        limits = []
+        for group, ((offset, num_runs), (entries_at, _)) in enumerate(zip(writes[::2], writes[1::2], strict=True)):
+            if num_runs:
+                stride = padded(num_runs)
+                bounds += (offset, offset + stride, offset + 2 * stride, entries_at)
+                limits.append((self._sizes.widths[group], self._num_blocks[group]))
+        if not bounds:
+            return True
+        bounds.append(compute[0])
+        most = np.maximum.reduceat(words, np.array(bounds, np.intp)).tolist()
+        for (width, num_blocks), row, start, count, block in zip(
+            limits, most[::4], most[1::4], most[2::4], most[3::4], strict=False
+        ):
+            if row >= self._sizes.max_rows or start + count > width or block >= num_blocks:
+                return False
+        return True
+
+    def _refuse_layout(self, words: Int32Array) -> None:
+        require_fingerprint(words, self._sizes.layout.fingerprint)
+        expected = self._sizes.layout
+        raise PlanError(
+            f"the plan is of another space: version {words[VERSION]}, {words[NUM_PARTS]} parts, {words[NUM_WORDS]} "
+            f"words; the tables have version {expected.template[VERSION]}, {expected.template[NUM_PARTS]} parts, pools "
+            f"{list(expected.pool_names)}"
+        )
+
+    def _require_runs(self, group: int, words: Int32Array, runs: _Part, entries: _Part) -> None:
+        offset, num_runs = runs
+        part = words[offset : offset + 3 * padded(num_runs)].reshape(3, -1)
+        block_ids = words[entries[0] : entries[0] + entries[1]]
+        most_row, most_start, most_count = part.max(axis=1).tolist()
+        most_row_of_tables, width = self._sizes.max_rows, self._sizes.widths[group]
+        if most_row >= most_row_of_tables:
+            raise PlanError(
+                f"the plan writes row {most_row} of {self._names[group]}, but the tables have {most_row_of_tables}"
+            )
+        if most_start + most_count > width:  # perhaps of different runs
+            rows, ends = part[0], part[1] + part[2]
+            place = int(ends.argmax())
+            if ends[place] > width:
+                raise PlanError(
+                    f"row {rows[place]} of {self._names[group]} would have {ends[place]} entries, but its table has "
+                    f"room for {width}: build the tables with the space's max_tokens"
+                )
+        if block_ids.max() >= self._num_blocks[group]:
+            raise PlanError(
+                f"the plan names block {block_ids.max()} in {self._names[group]}, but its pool has "
+                f"{self._num_blocks[group]}"
+            )
+
+    def _require_ranges(self, words: Int32Array, compute: _Part) -> tuple[int, int]:
+        offset, num_rows = compute
+        if num_rows == 0:
+            return 0, 0
+        stride = padded(num_rows)
+        rows = words[offset : offset + num_rows]
+        starts = words[offset + stride : offset + stride + num_rows]
+        ends = words[offset + 2 * stride : offset + 2 * stride + num_rows]
+        if int(rows[-1]) >= self._sizes.max_rows:
+            raise PlanError(f"the plan computes row {rows[-1]}, but the tables have {self._sizes.max_rows}")
+        is_back = rows[1:] <= rows[:-1]
+        if np.count_nonzero(is_back):
+            place = int(is_back.argmax())
+            raise PlanError(f"a batch has each row once, ascending; row {rows[place + 1]} follows row {rows[place]}")
+        num_tokens = int(np.add.reduce(ends - starts, dtype=np.int64))
+        if num_tokens > self._sizes.max_tokens:
+            raise TensorError(
+                f"the plan computes {num_tokens} positions, but there are slots for {self._sizes.max_tokens}: raise "
+                "max_batched_tokens"
+            )
+        for group, starts_line, ends_line in self._own_ranges:
+            self._require_own_ranges(words, group, starts_line, (ends_line, ends))
+        return num_rows, num_tokens
+
+    def _require_own_ranges(
+        self, words: Int32Array, group: int, starts_line: int, ends: tuple[int, Int32Array]
+    ) -> None:
+        """Check that there are slots for the positions of a group with starts of its own, and perhaps ends."""
+        ends_line, common = ends
+        offset, length = words[starts_line + OFFSET : starts_line + LENGTH + 1].tolist()
+        stops = words[words[ends_line + OFFSET] :][:length] if ends_line else common
+        num_positions = int(np.maximum(stops - words[offset : offset + length], 0).sum(dtype=np.int64))
+        if num_positions > self._sizes.max_tokens:
+            raise TensorError(
+                f"the plan writes {num_positions} positions in {self._names[group]}, but there are slots for "
+                f"{self._sizes.max_tokens}: raise max_batched_tokens"
+            )
+
+
+def require_fingerprint(words: Int32Array, expected: bytes) -> None:
+    """Raise PlanError for a plan of a space with another configuration."""
+    found = read_fingerprint(words)
+    if found != expected:
+        raise PlanError(
+            f"the plan is of another space: its configuration has the fingerprint {found.hex()}, that of storage and "
+            f"tables {expected.hex()}; build all three from one SpaceConfig"
+        )
+
+
+def _fixed_words(sizes: TableGeometry) -> npt.NDArray[np.intp]:
+    """Return the places of the words that all plans of a space share: layout and names, no step, size or checksum."""
+    template = sizes.layout.template
+    is_fixed = np.ones(len(template), bool)
+    is_fixed[[NUM_WORDS, STEP_LOW, STEP_HIGH, CHECKSUM_KIND, CHECKSUM_LOW, CHECKSUM_HIGH]] = False
+    end = HEADER_WORDS + LINE_WORDS * int(template[NUM_PARTS])
+    is_fixed[HEADER_WORDS + LINE_WORDS + OFFSET : end : LINE_WORDS] = False
+    is_fixed[HEADER_WORDS + LINE_WORDS + LENGTH : end : LINE_WORDS] = False
+    return np.flatnonzero(is_fixed)
 
 
 @final
@@ -154,6 +361,181 @@ class StepGraph:
         self._kernels.pull_packet(scratch)
         self._kernels.step_tables(scratch)
         torch.cuda.synchronize(self._device)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class StepInputs:
+    """Tables, slots and ranges of one step.
+
+    A *place* is a row's rank among the rows that the step computes. The flat order has the positions of these rows one
+    after another, place by place::
+
+        place           0         1               2
+        rows            4         7               9             numbers of the space
+        flat order    | 12      | 0  1  2  3    | 8  9  |       positions
+                        0         1  1  1  1      2  2          places
+
+    Views are made on demand, since each takes two microseconds and a graph needs none.
+
+    Args:
+        step_id: the step.
+        num_rows: used places of the batch.
+        num_tokens: positions, including those refused later.
+    """
+
+    step_id: StepId
+    num_rows: int
+    num_tokens: int
+    _arrays: TableArrays
+    _batch_tables: tuple[torch.Tensor, ...]
+    _state_tables: Mapping[int, StateTable]
+
+    def __repr__(self) -> str:
+        """Show only the sizes, since all steps share the arrays."""
+        sizes = f"{self.num_rows} rows, {self.num_tokens} tokens, {len(self._batch_tables)} block tables"
+        return f"StepInputs(step {self.step_id}: {sizes})"
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The space's row at each place: int32 ``[num_rows]``."""
+        return self._arrays.held_rows[0, : self.num_rows]
+
+    def places(self, group: int = 0) -> torch.Tensor:
+        """Return the place of each token in the flat order, then -1: int64 ``[max_batched_tokens]``.
+
+        Args:
+            group: the group that defines the order. The order differs between groups if a window is replayed, or if a
+                group is outside prefix caching.
+
+        Cost: O(max_batched_tokens x log rows), a few tensor operations. Raises ConfigurationError for an unknown group.
+        """
+        index = self._index_of(group)
+        tokens = torch.arange(self._arrays.slots.shape[1], device=self._arrays.slots.device)
+        places = torch.searchsorted(self.query_start_loc[index, 1:].long(), tokens, right=True)
+        return torch.where(places < self.num_rows, places, -1)
+
+    def positions(self, group: int = 0) -> torch.Tensor:
+        """Return each token's position in its sequence, in the flat order, then -1: int64 ``[max_batched_tokens]``.
+
+        Rotary embeddings use the first ``num_tokens`` entries. Refused tokens are accounted for on the device.
+        Arguments, cost and errors are as of :meth:`places`.
+        """
+        index = self._index_of(group)
+        places = self.places(index)
+        if not self.num_rows:
+            return places
+        tokens = torch.arange(len(places), device=places.device)
+        within = tokens - self.query_start_loc[index, places.clamp(min=0)]
+        return torch.where(places >= 0, self.starts[index, places.clamp(min=0)] + within, -1)
+
+    def _index_of(self, group: int) -> int:
+        return as_count(group, "group", most=len(self._batch_tables) - 1)
+
+    @property
+    def block_tables(self) -> tuple[torch.Tensor, ...]:
+        """For each group int32 ``[num_rows, width]``: block ids by place.
+
+        Entries before a window, and after a row's last token, are null blocks, reserved blocks, or former entries:
+        valid ids of blocks that other rows may use now. Kernels read up to ``seq_lens``. For kernels that read whole
+        rows, and mask afterwards, use :meth:`padded_block_table`.
+        """
+        return tuple(table[: self.num_rows] for table in self._batch_tables)
+
+    def padded_block_table(self, group: int) -> torch.Tensor:
+        """Copy a group's block table, with null blocks after each row's last token: int32 ``[num_rows, width]``.
+
+        It refers to no stale block, so masked products with weight zero are zero, not NaN. Cost: O(rows x width).
+        Raises ConfigurationError for an unknown group.
+        """
+        index = self._index_of(group)
+        table = self._batch_tables[index][: self.num_rows]
+        num_tokens = torch.arange(table.shape[1], device=table.device) * self._arrays.geometry[index, BLOCK_SIZE]
+        return torch.where(num_tokens < self.seq_lens[index][:, None], table, 0)
+
+    @property
+    def slot_mappings(self) -> torch.Tensor:
+        """Slot of each position in the flat order, then -1: int64 ``[groups, max_batched_tokens]``."""
+        return self._arrays.slots[: len(self._batch_tables)]
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """First position of each place: int32 ``[groups, num_rows]``."""
+        return self._arrays.starts[: len(self._batch_tables), : self.num_rows]
+
+    @property
+    def seq_lens(self) -> torch.Tensor:
+        """End of each place's positions, which is its length: int32 ``[groups, num_rows]``."""
+        return self._arrays.seq_lens[: len(self._batch_tables), : self.num_rows]
+
+    @property
+    def query_start_loc(self) -> torch.Tensor:
+        """Positions before each place in the flat order: int32 ``[groups, num_rows + 1]``."""
+        return self._arrays.offsets[: len(self._batch_tables), : self.num_rows + 1]
+
+    def state_blocks(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the block from which each place reads a recurrent group's state, and the block of its final state.
+
+        The final state is that at the end of the place's range. Draft states, and tokens refused by then, are accounted
+        for on the device.
+
+        Returns:
+            int32 ``[num_rows]`` each; a place starting at 0 reads the null block.
+
+        Raises:
+            ConfigurationError: the group keeps no states.
+        """
+        table, ranges = self._states(group)
+        return state_blocks(table, ranges)
+
+    def state_writes(self, group: int) -> torch.Tensor:
+        """Return, for each position in the flat order, the block to which the state after it is written.
+
+        States of every draft, of every checkpoint, and of the last other position are written, so that one kernel can
+        write them all.
+
+        Returns:
+            int32 ``[max_batched_tokens]``; the null block, to which no state is written, for other positions and after
+            the last.
+
+        Raises:
+            ConfigurationError: the group keeps no states.
+        """
+        table, ranges = self._states(group)
+        return state_writes(table, ranges, self.query_start_loc[group], self._arrays.slots.shape[1])
+
+    def states_behind(self, group: int, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the blocks of the states after some positions, for steps that are computed in parts.
+
+        Args:
+            group: a group with states.
+            places: int64 ``[n]``, places of the batch.
+            positions: int64 ``[n]``, -1 before a sequence's first. Of the positions before a place's range, and of
+                those in it that are not drafts, only the last one and checkpoints are allowed, since only their states
+                are stored.
+
+        Returns:
+            int32 ``[n]``; the null block before a sequence's first.
+
+        Raises:
+            ConfigurationError: the group keeps no states. TensorError: tensors of another type, shape or device.
+        """
+        table, ranges = self._states(group)
+        device = self._arrays.places.device
+        for what, tensor in (("places", places), ("positions", positions)):
+            require_tensor(tensor, what, dtype=torch.int64, shape=(None,), device=device)
+        require_numbers(places, "places", self.num_rows)
+        if len(places) != len(positions):
+            raise TensorError(f"{len(places)} places need as many positions, got {len(positions)}")
+        block = table.block_after(places, positions.clamp(min=0), ranges.firsts[places])
+        return torch.where(positions >= 0, block, 0)
+
+    def _states(self, group: int) -> tuple[StateTable, StateRanges]:
+        if as_count(group, "group") not in self._state_tables:
+            raise ConfigurationError(
+                f"group {group} has no states: groups with states are {sorted(self._state_tables)}"
+            )
+        firsts = self._arrays.firsts[: self.num_rows]
+        return self._state_tables[group], StateRanges(self.starts[group], self.seq_lens[group], firsts)
 
 
 NUM_BUFFERS: Final = 4
@@ -321,11 +703,20 @@ class BlockTables:
         Raises:
             TensorError: tensors of another type, shape or device.
         """
-        argument_checks.record_refused(self.arrays, step_id, rows, counts)
+        as_count(step_id, "step_id", most=2**63 - 1, error=TensorError)
+        taken, arrays = (torch.int32, torch.int64), self.arrays
+        require_tensor(rows, "rows", dtype=taken, shape=(None,), device=self.device)
+        require_tensor(counts, "counts", dtype=taken, shape=(len(rows),), device=self.device)
+        require_numbers(rows, "rows", len(arrays.sample_steps))
+        index = rows.long()
+        is_this = arrays.sample_steps[index] == step_id
+        arrays.sample_refused[index] = torch.where(is_this, counts.int()[:, None], arrays.sample_refused[index])
 
     def forget_steps(self, first_step_id: int) -> None:
         """Drop the refused tokens recorded for steps from this one on, which were aborted."""
-        argument_checks.forget_steps(self.arrays, first_step_id)
+        is_gone = self.arrays.sample_steps >= as_count(first_step_id, "step_id", most=2**63 - 1, error=StepError)
+        self.arrays.sample_steps.masked_fill_(is_gone, -1)
+        self.arrays.sample_refused.masked_fill_(is_gone, 0)
 
     # Calls
 

@@ -28,9 +28,7 @@ from pagedkv.contract.answers import AbortedSteps
 from pagedkv.contract.arguments import as_flag, require_instance
 from pagedkv.contract.plan import BlockMoves, StepPlan
 from pagedkv.contract.spec import StepId
-from pagedkv.device.argument_checks import require_fingerprint
-from pagedkv.device.block_tables import BlockTables
-from pagedkv.device.step_inputs import StepInputs
+from pagedkv.device.block_tables import BlockTables, StepInputs, require_fingerprint
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.table_arrays import HostTables, SpaceTables
 from pagedkv.device.transfers import CopyTicket, Transfers, block_array, require_pairs

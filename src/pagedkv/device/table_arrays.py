@@ -1,4 +1,4 @@
-"""The arrays of block tables on one device, their sizes, and table entries while they wait to be written there.
+"""The arrays of block tables on one device, and their sizes; a copy of the tables on the host.
 
 All kernels, Triton's and the plain ones, take one value, :class:`TableArrays`. Data flows through it as follows::
 
@@ -12,23 +12,20 @@ number of their packet, and entries with an earlier number are ignored, so that 
 A space has one table for each group, then a second one for each group with draft states, numbered as in the plans'
 table writes.
 
-Entries that calls stage row by row are packed like a plan's table writes. If a plan has more entries than fit into a
-staging buffer, the entries are applied first, from further buffers.
-
 :class:`HostTables` is a copy of the tables on the host, used only while swaps run concurrently with steps. Recording a
 plan appends it to a list. Its entries are written into the copy when they are needed, or when many plans are recorded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 import numpy as np
 import torch
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.plan import StepPlan, TableWrites
+from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import keeps_state, most_positions, num_draft_states
 from pagedkv.plan_buffer import (
@@ -38,18 +35,12 @@ from pagedkv.plan_buffer import (
     ENDS,
     ENTRIES,
     HEADER_WORDS,
-    KIND,
-    LENGTH,
     LINE_WORDS,
-    NUM_WORDS,
-    OFFSET,
     RUNS,
     STARTS,
     UNKNOWN,
     PlanLayout,
     padded,
-    read_directory,
-    read_step_id,
 )
 
 # Columns of ``geometry``.
@@ -279,110 +270,6 @@ def views_of_arena(
     return tables, batch_tables
 
 
-class Run(NamedTuple):
-    """Consecutive entries of one row."""
-
-    row: int
-    start: int
-    block_ids: Int32Array
-
-
-@final
-class StagedWrites:
-    """Staged runs, by table; a row has at most one in each packet.
-
-    Args:
-        layout: layout of the space's plans.
-        num_tables: number of all tables.
-    """
-
-    def __init__(self, layout: PlanLayout, num_tables: int) -> None:
-        self._layout = layout
-        self._runs: list[dict[int, Run]] = [{} for _ in range(num_tables)]
-
-    def clear(self) -> None:
-        """Drop all staged runs."""
-        for runs in self._runs:
-            runs.clear()
-
-    def add(self, group: int, run: Run) -> None:
-        """Stage a run. It is appended to the row's staged run, or replaces it if it begins at the first entry."""
-        runs = self._runs[group]
-        before = runs.get(run.row)
-        if before is not None and run.start:
-            start = min(before.start, run.start)
-            block_ids = np.zeros(max(_end(before), _end(run)) - start, np.int32)
-            for each in (before, run):
-                block_ids[each.start - start : _end(each) - start] = each.block_ids
-            run = Run(run.row, start, block_ids)
-        runs[run.row] = run
-
-    def packets(self, num_words: int, step_id: int = 0) -> Iterator[Int32Array]:
-        """Pack all staged runs into as many packets as needed, and drop them.
-
-        Args:
-            num_words: most words of a packet.
-            step_id: the step of these entries; 0 for entries from calls, whose runs from the first entry on are whole
-                rows.
-        """
-        waiting = [(group, run) for group, runs in enumerate(self._runs) for run in runs.values()]
-        self.clear()
-        room = (num_words - len(self._layout.template)) // 2
-        pending: list[tuple[int, Run]] = []
-        taken = 0
-        for group, run in waiting:
-            for piece in _cut(run, room):
-                cost = len(piece.block_ids) + _RUN_WORDS
-                if pending and taken + cost > room:
-                    yield self._pack(pending, step_id)
-                    pending, taken = [], 0
-                pending.append((group, piece))
-                taken += cost
-                if piece is not run:
-                    yield self._pack(pending, step_id)  # a packet has at most one run of a row
-                    pending, taken = [], 0
-        if pending:
-            yield self._pack(pending, step_id)
-
-    def _pack(self, runs: Sequence[tuple[int, Run]], step_id: int) -> Int32Array:
-        arrays: list[tuple[int, list[Int32Array]]] = []
-        for group in range(len(self._runs)):
-            mine = [run for owner, run in runs if owner == group]
-            if mine:
-                rows, starts, counts = np.array([(run.row, run.start, len(run.block_ids)) for run in mine], np.int32).T
-                arrays.append((self._layout.lines[RUNS, group], [rows, starts, counts]))
-                arrays.append((self._layout.lines[ENTRIES, group], [np.concatenate([run.block_ids for run in mine])]))
-        num_words = sum(len(parts) * padded(len(parts[0])) for _, parts in arrays)
-        words = self._layout.new_buffer(step_id, num_words)
-        offset = len(self._layout.template)
-        words[offset:] = 0
-        for line, parts in arrays:
-            entry = HEADER_WORDS + LINE_WORDS * line
-            words[entry + OFFSET], words[entry + LENGTH] = offset, len(parts[0])
-            for part in parts:
-                words[offset : offset + len(part)] = part
-                offset += padded(len(part))
-        words[NUM_WORDS] = offset
-        return words
-
-
-_RUN_WORDS = 8
-"""Words of a run besides its entries, padding included."""
-
-
-def _end(run: Run) -> int:
-    return run.start + len(run.block_ids)
-
-
-def _cut(run: Run, room: int) -> Iterator[Run]:
-    most = room - _RUN_WORDS
-    if len(run.block_ids) <= most:
-        yield run
-        return
-    for first in range(0, len(run.block_ids), most):
-        yield Run(run.row, run.start + first, run.block_ids[first : first + most])
-
-
 PARTS_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES, ENDS)
 
 
@@ -390,35 +277,6 @@ def buffer_words(layout: PlanLayout, sizes: TableGeometry, num_entries: int) -> 
     """Return the words of a packet with all parts about rows and this many entries, each with a new block."""
     ranges = sum(ARRAYS_OF_KIND[kind] for kind, _ in layout.lines if kind in PARTS_OF_ROWS)
     return len(layout.template) + ranges * padded(sizes.max_rows) + 2 * padded(num_entries)
-
-
-def runs_of(writes: TableWrites) -> list[Run]:
-    """Split a group's table writes by row."""
-    ends = np.cumsum(writes.counts)
-    return [
-        Run(row, start, writes.block_ids[end - count : end])
-        for row, start, count, end in zip(
-            writes.rows.tolist(), writes.starts.tolist(), writes.counts.tolist(), ends.tolist(), strict=True
-        )
-    ]
-
-
-def without_writes(words: Int32Array, layout: PlanLayout) -> Int32Array:
-    """Copy a plan without its table writes, moves and new blocks; the ranges of its rows remain."""
-    lines = read_directory(words)
-    kept = [line for line in lines if line[KIND] in {COMPUTE, UNKNOWN, STARTS, DRAFT_STATES, ENDS}]
-    num_words = sum(ARRAYS_OF_KIND[kind] * padded(length) for kind, _, _, length in kept)
-    reduced = layout.new_buffer(read_step_id(words), num_words)
-    end = len(layout.template)
-    for kind, owner, offset, length in kept:
-        if length:
-            stop = end + ARRAYS_OF_KIND[kind] * padded(length)
-            reduced[end:stop] = words[offset : offset + stop - end]
-            entry = HEADER_WORDS + LINE_WORDS * layout.lines[kind, owner]
-            reduced[entry + OFFSET], reduced[entry + LENGTH] = end, length
-            end = stop
-    reduced[NUM_WORDS] = end
-    return reduced
 
 
 @dataclass(frozen=True, slots=True)

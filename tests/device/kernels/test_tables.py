@@ -19,9 +19,8 @@ from pagedkv import (
     SpaceConfig,
     StepPlan,
 )
-from pagedkv.device.block_tables import BlockTables
+from pagedkv.device.block_tables import BlockTables, StepInputs
 from pagedkv.device.kernels.selection import KernelChoice
-from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.table_arrays import NUM_TOKENS, WIDTH, TableArrays
 from tests.device.kernels.suite import KERNEL_DEVICE, byte_poison, needs_kernels
 
