@@ -179,7 +179,7 @@ class Scheduler:
                 budget = prefill(state, draft, budget)
             lacks_blocks = bool(draft.preempted or draft.rejected)
             if not (lacks_blocks or state.is_draining):
-                if state.waiting.tickets or state.swapped:
+                if state.waiting.requests or state.swapped:
                     budget = admit_waiting(state, draft, budget)
                 if draft.decoding is not None and state.config.most_drafts:
                     append_drafts(state, draft, draft.decoding, budget)
@@ -360,7 +360,7 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether no request runs, waits, loads or is swapped out."""
         state = self._state
-        return not (state.running or state.waiting.tickets or state.swapped or state.loading)
+        return not (state.running or state.waiting.requests or state.swapped or state.loading)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -370,7 +370,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Number of waiting requests, with those preempted by recompute and those that wait for a load."""
-        return len(self._state.waiting.tickets) + len(self._state.loading)
+        return len(self._state.waiting.requests) + len(self._state.loading)
 
     @property
     def num_loading(self) -> int:

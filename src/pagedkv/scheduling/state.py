@@ -57,19 +57,19 @@ class WaitingQueue:
     A removed request keeps its entry until this is the first of its heap, or until half of all entries are such ones.
 
     Attributes:
-        tickets: the requests, with the number of each one's valid entry.
+        requests: the requests, with the number of each one's valid entry.
     """
 
     def __init__(self) -> None:
         self._heaps: dict[str | None, list[tuple[RequestKey, int, Request]]] = {}  # the first entry of each is valid
-        self.tickets: dict[Request, int] = {}
+        self.requests: dict[Request, int] = {}
         self._num_pushed = 0
         self._num_entries = 0
 
     def push(self, request: Request) -> None:
         """Add a request. Keys are unique."""
         self._num_pushed += 1
-        self.tickets[request] = self._num_pushed
+        self.requests[request] = self._num_pushed
         heapq.heappush(self._heaps.setdefault(request.intent.tenant, []), (request.key, self._num_pushed, request))
         self._num_entries += 1
 
@@ -81,9 +81,9 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Remove a request from any place."""
-        del self.tickets[request]
+        del self.requests[request]
         self._drop_former_heads(request.intent.tenant)
-        if self._num_entries > 2 * len(self.tickets):
+        if self._num_entries > 2 * len(self.requests):
             self._drop_former_entries()
 
     def has_tenant(self, tenant: str | None) -> bool:
@@ -91,7 +91,7 @@ class WaitingQueue:
         return tenant in self._heaps
 
     def _is_valid(self, entry: tuple[RequestKey, int, Request]) -> bool:
-        return self.tickets.get(entry[2]) == entry[1]
+        return self.requests.get(entry[2]) == entry[1]
 
     def _drop_former_heads(self, tenant: str | None) -> None:
         heap = self._heaps[tenant]
@@ -105,7 +105,7 @@ class WaitingQueue:
         for heap in self._heaps.values():
             heap[:] = filter(self._is_valid, heap)
             heapq.heapify(heap)
-        self._num_entries = len(self.tickets)
+        self._num_entries = len(self.requests)
 
 
 BY_KEY = attrgetter("key")
