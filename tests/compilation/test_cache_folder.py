@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.compilation.cache_folder import CacheFolder
+from pagedkv.compilation.loop_cache import CacheFolder
 
 NOT_ROOT = sys.platform == "win32" or os.getuid() != 0
 

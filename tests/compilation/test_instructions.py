@@ -5,8 +5,7 @@ import pytest
 from numba.core.errors import TypingError
 from numba.extending import is_jitted
 
-from pagedkv.compilation.compiled import compiled
-from pagedkv.compilation.instructions import PIECE, prefetch, same_piece
+from pagedkv.compilation.compiled import PIECE, compiled, prefetch, same_piece
 from pagedkv.contract.arrays import Int32Array
 
 TABLE = np.arange(5 * 40, dtype=np.int32).reshape(5, 40)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pagedkv.blocks.sha256 import Bytes, Words, sha256_message
-from pagedkv.compilation.choice import chosen, chosen_by_policy, sources_of_bound
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import chosen, chosen_by_policy, compiled, inlined
 from pagedkv.compilation.loop import Loop
+from pagedkv.compilation.loop_cache import sources_of_bound
 from pagedkv.contract.arrays import Int32Array
 
 pytestmark = pytest.mark.skipif(bool(cast("Any", numba).config.DISABLE_JIT), reason="loops are interpreted")

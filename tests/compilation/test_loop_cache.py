@@ -17,9 +17,8 @@ import pytest
 from numba.extending import is_jitted
 
 from pagedkv.compilation import compiled as compiling
-from pagedkv.compilation.cache_folder import SHIPPED
 from pagedkv.compilation.compiled import compiled, unsigned
-from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, sources_of
+from pagedkv.compilation.loop_cache import PACKAGE_FOLDER, SHIPPED, sources_of
 from pagedkv.compilation.targets import EXACTLY, TARGETS, own_processor
 
 COMPILED = "from pagedkv.compilation.compiled import compiled"
@@ -101,7 +100,7 @@ class Bound(Pair):
     policy = Moments(change)
 """
 ASKING = """
-from pagedkv.compilation.choice import chosen_by_policy
+from pagedkv.compilation.compiled import chosen_by_policy
 from pagedkv.compilation.compiled import compiled, inlined
 @inlined
 def default(pair, x):
@@ -197,7 +196,7 @@ def package(tmp_path: Path) -> Package:
 def test_what_a_class_binds_is_compiled_into_loops_that_do_not_import_it_anew_once_it_is_edited(
     package: Package,
 ) -> None:
-    choice = "compilation/choice.py"
+    choice = "compilation/compiled.py"
     (package.folder / choice).write_bytes((PACKAGE_FOLDER / choice).read_bytes())
     (package.folder / "pair.py").write_text(PAIR)
     (package.folder / "asking.py").write_text(ASKING)

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, sources_of
+from pagedkv.compilation.loop_cache import PACKAGE_FOLDER, sources_of
 
 ROOT = PACKAGE_FOLDER.parent
 
@@ -21,7 +21,7 @@ def imported(file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: a relative import, which loop_sources.py does not follow"
+            assert node.level == 0, f"{file}: a relative import, which loop_cache.py does not follow"
             found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 

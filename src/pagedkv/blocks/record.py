@@ -42,8 +42,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.compilation.choice import chosen
-from pagedkv.compilation.compiled import inlined
+from pagedkv.compilation.compiled import chosen, inlined
 from pagedkv.contract.arrays import (
     DIGEST_WORDS,
     Float32Array,

@@ -26,8 +26,7 @@ from pagedkv.blocks.record import (
     SUCCESSOR,
     PoolArrays,
 )
-from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.compilation.instructions import prefetch
+from pagedkv.compilation.compiled import compiled, inlined, prefetch
 from pagedkv.contract.arrays import Int32Array, Uint32Array
 
 

@@ -24,8 +24,7 @@ from typing import Final, TypeAlias, assert_never, final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.compilation.instructions import prefetch
+from pagedkv.compilation.compiled import compiled, inlined, prefetch
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import DIGEST_WORDS, BoolArray, Int32Array, Int64Array, Uint32Array
 from pagedkv.contract.spec import (

@@ -29,8 +29,7 @@ from pagedkv.blocks.record import (
     QUEUE,
     PoolArrays,
 )
-from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.compilation.instructions import PIECE, prefetch, same_piece
+from pagedkv.compilation.compiled import PIECE, compiled, inlined, prefetch, same_piece
 from pagedkv.contract.answers import Load
 from pagedkv.contract.arguments import LARGEST_SIZE, as_array, as_token_array
 from pagedkv.contract.arrays import DIGEST_NBYTES, NO_BLOCKS, Int32Array, Uint32Array

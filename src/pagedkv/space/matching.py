@@ -71,8 +71,7 @@ from pagedkv.blocks.record import (
     SUCCESSOR,
     PoolArrays,
 )
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.compilation.instructions import prefetch
+from pagedkv.compilation.compiled import compiled, inlined, prefetch, unsigned
 from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.errors import ConfigurationError

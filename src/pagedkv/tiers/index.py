@@ -46,8 +46,7 @@ from pagedkv.blocks.record import (
     WITHDRAWN,
     PoolArrays,
 )
-from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.compilation.instructions import prefetch
+from pagedkv.compilation.compiled import compiled, inlined, prefetch
 from pagedkv.contract.arrays import DIGEST_WORDS, Int32Array, Int64Array, Uint32Array
 from pagedkv.tiers.words import KEY_NBYTES, words_of
 

@@ -23,7 +23,7 @@ from numba.core import types
 
 from pagedkv.blocks.eviction.registry import DEFAULT, policy_named
 from pagedkv.compilation.compiled import is_compiling_at_all
-from pagedkv.compilation.loop_sources import PACKAGE, PACKAGE_FOLDER
+from pagedkv.compilation.loop_cache import PACKAGE, PACKAGE_FOLDER
 
 LIST: Final = Path(__file__).with_name("entries.txt")
 POOL: Final = "POOL"

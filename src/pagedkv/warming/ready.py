@@ -3,9 +3,8 @@
 import sys
 from functools import cache
 
-from pagedkv.compilation.cache_folder import find_cache_folder
 from pagedkv.compilation.compiled import is_compiling_at_all
-from pagedkv.compilation.loop_sources import PACKAGE_FOLDER
+from pagedkv.compilation.loop_cache import PACKAGE_FOLDER, find_cache_folder
 from pagedkv.compilation.notice import NOTICE
 from pagedkv.warming.parts import Part
 from pagedkv.warming.stamps import num_stamped

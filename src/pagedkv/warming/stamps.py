@@ -3,8 +3,13 @@
 Its name includes the digest of all sources that the loops reach, so a change of any loop makes it invalid.
 """
 
-from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, folders_to_read
-from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
+from pagedkv.compilation.loop_cache import (
+    PACKAGE_FOLDER,
+    CacheFolder,
+    digest_of_sources,
+    find_cache_folder,
+    folders_to_read,
+)
 from pagedkv.compilation.targets import Processor, own_processor, runnable
 from pagedkv.warming.parts import Part
 

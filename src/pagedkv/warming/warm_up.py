@@ -12,8 +12,7 @@ from functools import partial
 from typing import Final
 
 from pagedkv.blocks.eviction.registry import DEFAULT
-from pagedkv.compilation.cache_folder import find_cache_folder
-from pagedkv.compilation.loop_sources import PACKAGE_FOLDER
+from pagedkv.compilation.loop_cache import PACKAGE_FOLDER, find_cache_folder
 from pagedkv.compilation.notice import SETTING
 from pagedkv.compilation.targets import EXACTLY, Target, own_processor, target_named
 from pagedkv.warming.parts import Entry, Part, all_of

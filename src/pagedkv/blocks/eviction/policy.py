@@ -31,8 +31,7 @@ import numpy as np
 
 from pagedkv.blocks import free_queue
 from pagedkv.blocks.record import FeaturedArrays, PoolArrays
-from pagedkv.compilation.choice import chosen_by_policy
-from pagedkv.compilation.compiled import inlined
+from pagedkv.compilation.compiled import chosen_by_policy, inlined
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
 FETCHED_AHEAD: Final = 4  # blocks: enough to hide the latency of memory, few enough to be fetched at the same time

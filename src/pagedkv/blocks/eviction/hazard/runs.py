@@ -96,8 +96,7 @@ from pagedkv.blocks.eviction.hazard.layout import (
     uses_of,
 )
 from pagedkv.blocks.record import IN_SETS, LIFE, NAME, NULL_BLOCK, NUM_FREE, NUM_LEASED, PARENT, PARENT_LIFE, PoolArrays
-from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.compilation.instructions import prefetch
+from pagedkv.compilation.compiled import compiled, inlined, prefetch
 from pagedkv.contract.arrays import Int32Array, Int64Array
 
 MOST_MOVED: Final = 64  # runs that the horizon passes at once
