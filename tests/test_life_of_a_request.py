@@ -32,7 +32,7 @@ def test_a_line_that_has_changed_is_noticed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "first", "last"),
-    [("Scheduler.gone", None, None), ("append", None, None), ("Scheduler.finish", "no such", "line")],
+    [("Scheduler.gone", None, None), ("grow", None, None), ("Scheduler.finish", "no such", "line")],
 )
 def test_a_quote_of_nothing_is_an_error(name: str, first: str | None, last: str | None) -> None:
     with pytest.raises(ValueError, match=f"{name}"):

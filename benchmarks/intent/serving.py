@@ -8,10 +8,11 @@ import numpy as np
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.blocks.eviction.tlru import set_tail
+from pagedkv.blocks.free_queue import is_spare
 from pagedkv.blocks.leasing import lease
 from pagedkv.blocks.life_cycle import make_cached, make_spare
 from pagedkv.blocks.prefix_index import find
-from pagedkv.blocks.record import NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures, is_spare
+from pagedkv.blocks.record import NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures
 from pagedkv.blocks.sweeps import find_child
 from pagedkv.blocks.tenant_charges import charge_hits
 from pagedkv.blocks.victims import end_overdue, keep_cap

@@ -19,6 +19,7 @@ from pagedkv.blocks.free_queue import (
     blocks_of_list,
     deferred_sentinel,
     free_leased,
+    is_leased,
     protected_sentinel,
     spare_sentinel,
 )
@@ -60,7 +61,6 @@ from pagedkv.blocks.record import (
     SPARE,
     SUCCESSOR,
     PoolArrays,
-    is_leased,
 )
 from pagedkv.blocks.siblings import first_unlinked
 from pagedkv.blocks.tenant_charges import (

@@ -15,8 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.record import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolArrays, featured, is_leased
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.blocks.free_queue import is_leased
+from pagedkv.blocks.record import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolArrays
+from pagedkv.compilation.compiled import compiled, featured, inlined
 from pagedkv.contract.arrays import Int32Array, Uint8Array
 
 # Columns of ``bounds``, for a block and for a name.

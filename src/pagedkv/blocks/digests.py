@@ -363,25 +363,11 @@ class ExtraKeyTable:
 
 
 @inlined
-def write_down(pool: PoolArrays, block: int, slot: int, tokens: Int32Array, first: int, num_tokens: int) -> None:
-    """Record ``num_tokens`` of ``tokens``, from index ``first`` on, in a block's slots from ``slot`` on."""
-    for place in range(num_tokens):
-        pool.tokens[block, slot + place] = tokens[first + place]
-
-
-@inlined
 def copy_content(source: PoolArrays, block: int, destination: PoolArrays, place: int, num_tokens: int) -> None:
     """Copy the recorded extra keys and tokens of a block to another, here or on the other side (host or device)."""
     destination.records[place, EXTRA] = source.records[block, EXTRA]
     for slot in range(num_tokens):
         destination.tokens[place, slot] = source.tokens[block, slot]
-
-
-@inlined
-def digest_content(pool: PoolArrays, block: int, parent: Uint32Array, num_tokens: int, keys: ExtraKeyArrays) -> None:
-    """Compute the digest of a block from the digest ``parent``, its leading tokens and its extra keys; record both."""
-    digest_block(parent, pool.tokens[block, :num_tokens], keys, pool.records[block, EXTRA], pool.digests[block])
-    set_parent(pool, block, parent)
 
 
 @inlined
@@ -393,10 +379,9 @@ def set_digest(pool: PoolArrays, block: int, digest: Uint32Array) -> None:
 
 @inlined
 def set_parent(pool: PoolArrays, block: int, digest: Uint32Array) -> None:
-    """Record the digest of the block before a block, if the pool keeps it."""
-    if len(pool.parent_digests):
-        for word in range(DIGEST_WORDS):
-            pool.parent_digests[block, word] = digest[word]
+    """Record the digest of the block before a block, in a pool that keeps it."""
+    for word in range(DIGEST_WORDS):
+        pool.parent_digests[block, word] = digest[word]
 
 
 @inlined

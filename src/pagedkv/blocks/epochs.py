@@ -9,8 +9,8 @@ A block into which no plan has computed anything is *undated*: its weights are n
 they were those in force. Two blocks have equal content only if their ranges are equal.
 """
 
-from pagedkv.blocks.record import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays, featured, featured_question
-from pagedkv.compilation.compiled import inlined
+from pagedkv.blocks.record import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
+from pagedkv.compilation.compiled import featured, inlined
 
 
 @inlined
@@ -20,7 +20,7 @@ def seeming(pool: PoolArrays, block: int, column: int) -> int:
     return int(pool.epochs[NULL_BLOCK, column] if epoch == UNDATED else epoch)
 
 
-@featured_question
+@featured
 @inlined
 def same_epochs(pool: PoolArrays, block: int, other_pool: PoolArrays, other: int) -> bool:
     """Whether weights of the same epochs computed two blocks."""
@@ -30,7 +30,7 @@ def same_epochs(pool: PoolArrays, block: int, other_pool: PoolArrays, other: int
     )
 
 
-@featured_question
+@featured
 @inlined
 def is_fresher(pool: PoolArrays, block: int, other: int) -> bool:
     """Whether a block can be hit for longer than another one, since its oldest epoch is newer."""

@@ -6,8 +6,8 @@ A ring of size 0 records nothing.
 import numpy as np
 
 from pagedkv.blocks.digests import without_root
-from pagedkv.blocks.record import EVENT_FIELDS, NAME, NUM_EVENTS, PoolArrays, featured
-from pagedkv.compilation.compiled import inlined
+from pagedkv.blocks.record import EVENT_FIELDS, NAME, NUM_EVENTS, PoolArrays
+from pagedkv.compilation.compiled import featured, inlined
 from pagedkv.contract.answers import CLEARED, GAP, STORED, CacheEvents
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.contract.arrays import DIGEST_WORDS, Uint32Array

@@ -26,6 +26,7 @@ from pagedkv.blocks.record import (
     DEFERRED,
     FREE,
     IN_USE,
+    KEPT,
     NAME,
     NEXT,
     NULL_BLOCK,
@@ -37,11 +38,25 @@ from pagedkv.blocks.record import (
     PREVIOUS,
     QUEUE,
     RELEASED,
+    SPARE,
     PoolArrays,
 )
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.compilation.compiled import compiled, featured, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.errors import BlockError
+
+
+@inlined
+def is_spare(pool: PoolArrays, block: int) -> bool:
+    """Whether a block is spare, or will be once no step needs it any more."""
+    return bool(pool.records[block, KEPT] == SPARE)
+
+
+@featured
+@inlined
+def is_leased(pool: PoolArrays, block: int) -> bool:
+    """Whether a block has a lease or high priority."""
+    return len(pool.leases) > 0 and bool(pool.leases[block] > 0)
 
 
 @inlined
@@ -115,9 +130,9 @@ def insert_before(records: Int32Array, counts: Int64Array, place: int, block: in
 
 
 @inlined
-def append(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Add a block at the back, where it is allocated last."""
-    insert_before(records, counts, NULL_BLOCK, block)
+def put_last(pool: PoolArrays, block: int) -> None:
+    """Free a block, and add it at the back of the cold list, whose blocks are allocated from the front."""
+    insert_before(pool.records, pool.counts, NULL_BLOCK, block)
 
 
 @inlined
@@ -131,17 +146,6 @@ def remove(records: Int32Array, counts: Int64Array, block: int) -> None:
     """Take a free block out of whichever list it is in."""
     unlink(records, block)
     leave_free(records, counts, block)
-
-
-@inlined
-def begin_with(records: Int32Array, counts: Int64Array, block: int, num_before: int) -> None:
-    """Remove the first ``num_before`` blocks of the cold list; ``block`` (the null block: none) is its first then.
-
-    The links of the removed blocks remain; the caller sets their new place.
-    """
-    records[NULL_BLOCK, NEXT] = block
-    records[block, PREVIOUS] = NULL_BLOCK
-    counts[NUM_FREE] -= num_before
 
 
 @inlined
@@ -225,7 +229,7 @@ class FreeBlockQueue:
     def append(self, block_id: int) -> None:
         """Add one block at the back. Raises BlockError if it is in the queue already. O(1)."""
         self._require(block_id, IN_USE)
-        append(self._records, self._counts, block_id)
+        put_last(self._arrays, block_id)
 
     def append_n(self, block_ids: list[int]) -> None:
         """Add blocks at the back, in order, or raise BlockError and add none. O(n)."""
@@ -235,7 +239,7 @@ class FreeBlockQueue:
             message = f"a block appears twice among the {len(block_ids)} blocks to append"
             raise BlockError(message)
         for block_id in block_ids:
-            append(self._records, self._counts, block_id)
+            put_last(self._arrays, block_id)
 
     def get_all_free_blocks(self) -> list[int]:
         """List all free blocks in the order of allocation, leased ones last in the order of their release.

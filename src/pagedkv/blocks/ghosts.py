@@ -21,8 +21,8 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.record import NAME, NUM_ACQUIRED, PoolArrays, aligned_zeros, featured
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.blocks.record import NAME, NUM_ACQUIRED, PoolArrays, aligned_zeros
+from pagedkv.compilation.compiled import compiled, featured, inlined
 from pagedkv.contract.arrays import Uint32Array
 
 CAUSE_MASK: Final = 15

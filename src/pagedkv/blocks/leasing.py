@@ -35,7 +35,7 @@ from typing import Final
 
 from pagedkv.blocks import cached_bounds, free_queue, tenant_charges
 from pagedkv.blocks.eviction import policy
-from pagedkv.blocks.free_queue import enter_free, leave_free
+from pagedkv.blocks.free_queue import enter_free, is_leased, leave_free
 from pagedkv.blocks.record import (
     FREE,
     HIGH_PRIORITY,
@@ -50,15 +50,12 @@ from pagedkv.blocks.record import (
     QUEUE,
     RELEASED,
     PoolArrays,
-    featured,
-    featured_question,
-    is_leased,
 )
 from pagedkv.blocks.treap import BY_END, BY_PARENT, has, insert, is_heap_at, last_child, remove, root_of
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, featured, inlined
 
 
-@featured_question
+@featured
 @inlined
 def is_due(pool: PoolArrays, block: int) -> bool:
     """Whether a block's lease has ended."""

@@ -25,7 +25,7 @@ is of one of these kinds, and blocks are allocated in this order::
 Leased and spare blocks are excluded from the eviction policy. Every free named block is in a list of its tenant, and
 counts towards the limit of its group. A tenant at its cap loses a block of its own. Features act where they are called
 here and in :mod:`~pagedkv.blocks.prefix_index`, if the pool has their array; machine code of pools without any feature
-contains none of them (:func:`~pagedkv.blocks.record.featured`).
+contains none of them (:func:`~pagedkv.compilation.compiled.featured`).
 
 *Spare* blocks are named blocks that are not expected to be hit. They can be hit until they are allocated for other
 content; those that became spare first are evicted first. To exclude them, the eviction policy is called as if the name
@@ -37,6 +37,7 @@ that are walked this is the column of the prefetch hint, so a spare block has no
 from pagedkv.blocks import cached_bounds, free_queue, tenant_charges
 from pagedkv.blocks.epochs import undate
 from pagedkv.blocks.eviction import policy
+from pagedkv.blocks.free_queue import is_leased, is_spare
 from pagedkv.blocks.leasing import enqueue_leased, is_due, unlink_named
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.prefix_index import lose_content, unname
@@ -68,18 +69,16 @@ from pagedkv.blocks.record import (
     OPEN_STEP,
     OVERWRITTEN,
     PENDING_STEP,
+    PREVIOUS,
     QUEUE,
     REF_COUNT,
     SETTLED_STEP,
     SHED,
     SPARE,
     PoolArrays,
-    featured,
-    is_leased,
-    is_spare,
 )
 from pagedkv.blocks.victims import end_largest_lease, make_room
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.compilation.compiled import compiled, featured, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array
 
 
@@ -111,27 +110,24 @@ def acquire_all(pool: PoolArrays, blocks: Int32Array) -> None:
 
     Blocks without content are taken from the front of the list as one piece: 3 ns each, where one by one takes 8.
     """
-    for index in range(_take_plain(pool, blocks), len(blocks)):
+    records, counts = pool.records, pool.counts
+    num_taken = 0
+    first = unsigned(records[NULL_BLOCK, NEXT])
+    while num_taken < len(blocks) and _is_plain(pool, first):
+        following = unsigned(records[first, NEXT])
+        _start_life(pool, first)
+        blocks[num_taken] = first
+        num_taken += 1
+        first = following
+    records[NULL_BLOCK, NEXT] = first
+    records[first, PREVIOUS] = NULL_BLOCK
+    counts[NUM_FREE] -= num_taken
+    counts[NUM_ACQUIRED] += num_taken
+    for index in range(num_taken, len(blocks)):
         block = unsigned(_make_vacant(pool))
         _start_life(pool, block)
-        pool.counts[NUM_ACQUIRED] += 1
+        counts[NUM_ACQUIRED] += 1
         blocks[index] = block
-
-
-@inlined
-def _take_plain(pool: PoolArrays, blocks: Int32Array) -> int:
-    """Allocate blocks without content from the front of the list, as many as fit; return their number."""
-    num_taken = 0
-    block = unsigned(pool.records[NULL_BLOCK, NEXT])
-    while num_taken < len(blocks) and _is_plain(pool, block):
-        following = unsigned(pool.records[block, NEXT])
-        _start_life(pool, block)
-        blocks[num_taken] = block
-        num_taken += 1
-        block = following
-    free_queue.begin_with(pool.records, pool.counts, block, num_taken)
-    pool.counts[NUM_ACQUIRED] += num_taken
-    return num_taken
 
 
 @inlined

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pagedkv.blocks.event_log import log_event
 from pagedkv.blocks.eviction import policy
+from pagedkv.blocks.free_queue import is_spare
 from pagedkv.blocks.ghosts import recall, remember
 from pagedkv.blocks.record import (
     BUCKET_NEXT,
@@ -34,7 +35,6 @@ from pagedkv.blocks.record import (
     SHED,
     SUCCESSOR,
     PoolArrays,
-    is_spare,
 )
 from pagedkv.blocks.siblings import link_child, next_child, unlink_child
 from pagedkv.compilation.compiled import inlined, unsigned

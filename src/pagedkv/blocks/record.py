@@ -36,13 +36,12 @@ Blocks store steps in 32 bits, so all numbers are lowered from time to time. The
 Whenever the pool removes a name it passes a cause, which ghosts store (:mod:`~pagedkv.blocks.ghosts`).
 """
 
-from collections.abc import Callable
-from typing import Final, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.compilation.compiled import chosen, inlined
+from pagedkv.compilation.compiled import inlined
 from pagedkv.contract.arrays import (
     DIGEST_WORDS,
     Float32Array,
@@ -192,32 +191,7 @@ class FeaturedArrays(PoolArrays):
     """The arrays of a pool that has features; as a subclass with an attribute ``policy``, of one that evicts by it."""
 
     __slots__ = ()
-
-
-@inlined
-def _nothing(*_arguments: object) -> None:
-    """Do nothing."""
-
-
-@inlined
-def _never(*_arguments: object) -> bool:
-    """Return False."""
-    return False
-
-
-def featured(loop: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a loop of an optional feature, which takes the pool first: without features it does nothing.
-
-    What it returns is of no use then, so callers that may have no features ignore it.
-    The class of the pool's arrays decides that when a caller is compiled, so that the machine code of pools without
-    features contains none of it, and takes no time to compile it (0004-compiled-loops.md).
-    """
-    return chosen(lambda kind: loop if issubclass(kind, FeaturedArrays) else cast("Callable[P, R]", _nothing))
-
-
-def featured_question(loop: Callable[P, bool]) -> Callable[P, bool]:
-    """Decorate a question about an optional feature, as :func:`featured`: without features the answer is no."""
-    return chosen(lambda kind: loop if issubclass(kind, FeaturedArrays) else cast("Callable[P, bool]", _never))
+    has_features = True
 
 
 class PoolFeatures(NamedTuple):
@@ -292,19 +266,6 @@ AT_INTERVAL: Final = 1
 AT_END: Final = 2
 AT_JUNCTION: Final = 4
 AT_RESEND: Final = 8
-
-
-@inlined
-def is_spare(pool: PoolArrays, block: int) -> bool:
-    """Whether a block is spare, or will be once no step needs it any more."""
-    return bool(pool.records[block, KEPT] == SPARE)
-
-
-@featured_question
-@inlined
-def is_leased(pool: PoolArrays, block: int) -> bool:
-    """Whether a block has a lease or high priority."""
-    return len(pool.leases) > 0 and bool(pool.leases[block] > 0)
 
 
 def renumber(pool: PoolArrays, num_before: int, is_held: npt.NDArray[np.bool_]) -> None:

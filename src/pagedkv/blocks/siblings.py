@@ -11,8 +11,8 @@ latest child is gone. Children of an ended life of the parent remain linked with
 
 from typing import Final
 
-from pagedkv.blocks.record import NAME, NULL_BLOCK, NUM_SENTINELS, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays, featured
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.blocks.record import NAME, NULL_BLOCK, NUM_SENTINELS, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays
+from pagedkv.compilation.compiled import compiled, featured, inlined, unsigned
 
 OLDER: Final = 0
 YOUNGER: Final = 1

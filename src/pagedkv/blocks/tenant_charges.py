@@ -33,6 +33,7 @@ from typing import Final
 
 import numpy as np
 
+from pagedkv.blocks.free_queue import is_leased, is_spare
 from pagedkv.blocks.record import (
     CHARGED,
     FREE,
@@ -43,13 +44,9 @@ from pagedkv.blocks.record import (
     QUEUE,
     TENANT_FIELDS,
     PoolArrays,
-    featured,
-    featured_question,
-    is_leased,
-    is_spare,
 )
 from pagedkv.blocks.treap import BY_END, insert, remove
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, featured, inlined
 from pagedkv.contract.arrays import Int32Array
 
 # Columns of a block's row, after CHARGED.
@@ -137,7 +134,7 @@ def set_current_tenant(tenants: Int32Array, tenant: int) -> None:
     tenants[:1, CURRENT_TENANT] = tenant
 
 
-@featured_question
+@featured
 @inlined
 def has_tenants(pool: PoolArrays) -> bool:
     """Whether blocks are charged to tenants."""

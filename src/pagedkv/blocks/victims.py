@@ -47,7 +47,6 @@ from pagedkv.blocks.record import (
     QUEUE,
     RELEASED,
     PoolArrays,
-    featured,
 )
 from pagedkv.blocks.tenant_charges import (
     AFTER,
@@ -70,7 +69,7 @@ from pagedkv.blocks.tenant_charges import (
     num_tenants,
 )
 from pagedkv.blocks.treap import BY_END, first_from, last_child, last_of_tenant, remove
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.compilation.compiled import compiled, featured, inlined, unsigned
 
 
 @featured

@@ -36,6 +36,8 @@ from pagedkv.contract.arrays import Int32Array, Uint32Array
 P = ParamSpec("P")
 R = TypeVar("R")
 
+FEATURES: Final = "has_features"
+"""The attribute that is true for a class of pools with features."""
 REORDERED: Final = frozenset({"reassoc", "contract", "nsz", "arcp"})
 """Flags that change only a sum's last bits: without ``nnan`` and ``ninf``, since NaNs in the data must be detected."""
 
@@ -152,6 +154,16 @@ def chosen(loop_of: Callable[[type], Callable[P, R]]) -> Callable[P, R]:
 def nothing(*_arguments: object) -> bool:
     """Do nothing, and return False: what is chosen where a class of pools has no such loop."""
     return False
+
+
+def featured(loop: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a loop of an optional feature, which takes the pool first: without features it does nothing.
+
+    What it returns is then False, the answer to a question; else it is of no use.
+    The class of the pool's arrays decides that (``has_features``) when a caller is compiled, so that the machine code
+    of pools without features contains none of it, and takes no time to compile it (0004-compiled-loops.md).
+    """
+    return chosen(lambda kind: loop if getattr(kind, FEATURES, False) else cast("Callable[P, R]", nothing))
 
 
 def chosen_by_policy(name: str, default: Callable[P, R]) -> Callable[P, R]:

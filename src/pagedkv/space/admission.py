@@ -302,28 +302,21 @@ def num_that_fit(state: SpaceState, admissions: list[tuple[Admission, PrefixHit]
 def allocate(
     state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None
 ) -> Allocation | Shortage:
-    """Give a prompt a row and blocks, or return the shortage, also of its forks, with nothing changed."""
-    hit = match_prompt(state, admission.prompt, answer)
-    shortage = make_fit(state, admission, hit)
-    if shortage is not None:
-        return shortage
-    with state.changing:
-        row = allocate_prompt(state, ledger, admission, hit)
-        return Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
-
-
-def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortage | None:
-    """Return the shortage that refuses a prompt; None if it fits.
+    """Give a prompt a row and blocks, or return the shortage, also of its forks, with nothing changed.
 
     Raises:
         TooManySequencesError: there are not enough vacant rows.
     """
-    needed = free_blocks_needed(state, admission, hit)
-    shortage = state.room.find_shortage({admission.tenant: needed})
+    hit = match_prompt(state, admission.prompt, answer)
+    shortage = state.room.find_shortage({admission.tenant: free_blocks_needed(state, admission, hit)})
     if shortage is not None:
         return shortage
     state.require_vacant_rows(admission.num_sequences)
-    return None
+    with state.changing:
+        row = allocate_prompt(state, ledger, admission, hit)
+        whole = admission.prompt_length
+        checkpoint = 0 if state.checkpoints is None else state.checkpoint_of(whole, hit.num_tokens)
+        return Allocation(row, hit.num_tokens, checkpoint)
 
 
 def allocate_prompt(  # noqa: C901, PLR0912 - what only some spaces have is called where it happens

@@ -43,7 +43,14 @@ from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.plan import BlockMoves, StepPlan
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.contract.spec import AllocStatus, StepId, TokenIds
-from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError, TokenError
+from pagedkv.errors import (
+    ConfigurationError,
+    InterruptedSpaceError,
+    NoHostPoolError,
+    SequenceError,
+    StepError,
+    TokenError,
+)
 from pagedkv.space import (
     admission,
     declaring,
@@ -72,6 +79,7 @@ from pagedkv.space.releasing import as_lease_end, lease_hit, reset_prefix_cache
 from pagedkv.space.rows import OCCUPIED, RUNNING, SWAPPED
 from pagedkv.space.space_view import ObservedSpace, SpaceView
 from pagedkv.space.state import (
+    SpaceState,
     as_num_outputs,
     as_num_reached,
     as_step_id,
@@ -91,6 +99,16 @@ class BlockSpace(SpaceView):
     :class:`~pagedkv.errors.InterruptedSpaceError` after an operation was stopped in the middle of its
     changes by an exception from outside (an interrupt, or memory that ran out).
     """
+
+    @property
+    def _state(self) -> SpaceState:
+        """The state. Raises InterruptedSpaceError if an interrupted operation left it half changed."""
+        if self._own_state.is_changing:
+            raise InterruptedSpaceError(
+                "an operation on this space was interrupted while it changed tables and pools: build a new space and "
+                "allocate every sequence again"
+            )
+        return self._own_state
 
     # Admission
 
@@ -267,11 +285,15 @@ class BlockSpace(SpaceView):
             num_rows,
             len(tokens),
             num_reached,
-            *admission.as_policy(publish),
-            tenant=self._state.room.number_of(tenant),
             prompt_length=match.prompt_length if isinstance(match, PrefixHit) else len(tokens),
-            num_encoder_tokens=as_encoder_tokens(self._state, num_encoder_tokens, keys),
         )
+        if tenant is not None:
+            wanted = wanted._replace(tenant=self._state.room.number_of(tenant))
+        if publish is not True:
+            publishes, prompt_only = admission.as_policy(publish)
+            wanted = wanted._replace(publishes=publishes, prompt_only=prompt_only)
+        if type(num_encoder_tokens) is not int or num_encoder_tokens:  # a plain 0 needs no check
+            wanted = wanted._replace(num_encoder_tokens=as_encoder_tokens(self._state, num_encoder_tokens, keys))
         if as_count(num_external_tokens, "num_external_tokens"):
             if len(drafts):
                 raise ConfigurationError("num_external_tokens and num_draft exclude each other: append drafts later")
@@ -528,7 +550,9 @@ class BlockSpace(SpaceView):
             ConfigurationError: a lease whose end is past or infinite; another priority; two of the three at once;
                 ``keeps_end`` that is no truth value.
         """
-        leaving = releasing.as_leaving(self._state, superseded_by, keep_until_s, priority)
+        leaving = releasing.NOTHING_WANTED
+        if superseded_by is not None or keep_until_s is not None or type(priority) is not int or priority:
+            leaving = releasing.as_leaving(self._state, superseded_by, keep_until_s, priority)
         if keeps_end is not False:
             leaving = leaving._replace(keeps_end=as_flag(keeps_end, "keeps_end"))
         batch = as_batch(rows)

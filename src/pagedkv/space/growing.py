@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.digests import copy_content, write_down
+from pagedkv.blocks.digests import copy_content
 from pagedkv.blocks.epochs import copy_epochs
 from pagedkv.blocks.life_cycle import acquire, acquire_all, acquire_often, drop_name, release
 from pagedkv.blocks.loops import Like, takes
@@ -212,15 +212,9 @@ def require_growth(state: SpaceState, growth: Growth) -> None:
 
 def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
     """Return the exact shortage of free blocks for growing, if any. Changes nothing."""
-    if _is_ample(state, growth):
+    if state.room.is_ample(growth.batch, growth.most + growth.num_lookahead + 1):
         return None
     return state.room.find_shortage(_needed_blocks(state, growth)[0])
-
-
-def _is_ample(state: SpaceState, growth: Growth) -> bool:
-    """Return whether every group has a free block for every slot and a copy on write for every row: a quick bound."""
-    most = (growth.most + growth.num_lookahead + 1) * len(state.groups)
-    return state.room.is_ample(growth.batch, most + state.most_blocks_beside)
 
 
 def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
@@ -324,7 +318,7 @@ def grow(
     state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
 ) -> tuple[list[tuple[int, int]], int]:
     """Give every group its blocks; return the copies on write in the first group's pool, and if a block is full."""
-    if state.state_groups and not _is_ample(state, growth):
+    if state.state_groups and not state.room.is_ample(growth.batch, growth.most + growth.num_lookahead + 1):
         _give_kept_states_up(state, growth)
     if ledger.shares_pending:
         leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
@@ -540,7 +534,8 @@ def write_tokens(
         pool.records[block, PENDING_STEP] = open_step
         num_written = min(end - next_token, block_size - offset)
         if group.parameters[CACHING] and len(tokens) > 0:
-            write_down(pool, block, offset, tokens, next_token, num_written)
+            for place in range(num_written):
+                pool.tokens[block, offset + place] = tokens[next_token + place]
         next_token += num_written
         index += 1
         offset = 0

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.digests import ROOT_WORDS, keys_of_blocks, set_digest, set_parent, write_down
+from pagedkv.blocks.digests import ROOT_WORDS, keys_of_blocks, set_digest, set_parent
 from pagedkv.blocks.life_cycle import acquire, claim_all, drop_name, release_all
 from pagedkv.blocks.record import (
     AT_END,
@@ -54,7 +54,7 @@ from pagedkv.contract.arguments import as_array
 from pagedkv.contract.arrays import NO_BLOCKS, Int32Array, Uint32Array
 from pagedkv.contract.spec import refuse_ahead
 from pagedkv.errors import BlockError, ConfigurationError, TokenError
-from pagedkv.space.admission import Admission, allocate, allocate_prompt, make_fit
+from pagedkv.space.admission import Admission, allocate, allocate_prompt, free_blocks_needed
 from pagedkv.space.declaring import declare
 from pagedkv.space.epochs import date_load
 from pagedkv.space.growing import as_growth, extend, require_growth
@@ -256,9 +256,10 @@ def allocate_loaded(
     if hit.num_tokens >= num_external:
         return allocate(state, ledger, admission, hit)
     hit = match_settled(state, prompt, min(num_external, hit.max_hit_tokens))
-    shortage = make_fit(state, admission, hit)
+    shortage = state.room.find_shortage({admission.tenant: free_blocks_needed(state, admission, hit)})
     if shortage is not None:
         return shortage
+    state.require_vacant_rows(admission.num_sequences)
     brought, rest = prompt.tokens[:num_external], prompt.tokens[num_external:]
     num_digests = num_external // state.cached_groups[0].block_size
     beginning = prompt._replace(tokens=brought, digests=prompt.digests[:num_digests])
@@ -306,9 +307,11 @@ def take_to_load(
             continue
         block = acquire(pool)
         pool.records[block, QUEUE] = IN_USE
-        write_down(pool, block, 0, tokens, index * block_size, block_size)
+        for place in range(block_size):
+            pool.tokens[block, place] = tokens[index * block_size + place]
         set_digest(pool, block, digests[index])
-        set_parent(pool, block, digests[index - 1] if index else ROOT_WORDS)
+        if len(pool.parent_digests):
+            set_parent(pool, block, digests[index - 1] if index else ROOT_WORDS)
         out[index - first] = block
 
 

@@ -427,7 +427,7 @@ def is_continuation(
 
 @takes(Like.POOL, Like.GROUP, Like.IDS, Like.IDS, Like.EXTRA_KEYS, Like.WORDS, Like.IDS)
 @compiled
-def match_chain(
+def match_chain(  # noqa: C901 - a walk is one loop
     pool: PoolArrays,
     group: GroupArrays,
     tokens: Int32Array,
@@ -455,7 +455,12 @@ def match_chain(
         if extra < 0:
             break
         block = int(records[unsigned(parent), SUCCESSOR])
-        _fetch_ahead(pool, block)
+        # Prefetch a block further down the chain, unless the chain is contiguous in memory.
+        ahead = int(records[unsigned(block), AHEAD])
+        if ahead != block + LOOKAHEAD and ahead > NULL_BLOCK:  # a spare block has no hint
+            prefetch(records, ahead, FIRST_WALK_FIELD)  # 36 bytes, in one cache line or two
+            prefetch(records, ahead, LAST_WALK_FIELD)
+            prefetch(pool.tokens, ahead, 0)
         if not is_continuation(pool, name, block, parent, tokens, start, covered, extra):
             block = _find_child(pool, group, tokens, extra, extra_keys, digests, index, parent)
             if block == NULL_BLOCK:
@@ -473,16 +478,6 @@ def match_chain(
         num_hits = index + 1
         parent = block
     return num_hits, num_settled if num_settled >= 0 else num_hits, num_free
-
-
-@inlined
-def _fetch_ahead(pool: PoolArrays, block: int) -> None:
-    """Prefetch a block further down the chain, unless the chain is contiguous in memory."""
-    ahead = int(pool.records[unsigned(block), AHEAD])
-    if ahead != block + LOOKAHEAD and ahead > NULL_BLOCK:  # a spare block has no hint
-        prefetch(pool.records, ahead, FIRST_WALK_FIELD)  # 36 bytes, in one cache line or two
-        prefetch(pool.records, ahead, LAST_WALK_FIELD)
-        prefetch(pool.tokens, ahead, 0)
 
 
 @compiled

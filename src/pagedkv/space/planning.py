@@ -631,14 +631,15 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
         if state.checkpoints is not None and state.checkpoints.inside:
             end_inside(state, {step_id})
         if state.receipts is not None:
-            state.receipts.acknowledging(step, num_replayed(state, step))
+            state.receipts.acknowledging(step, num_replayed(state, step) if state.replaying_groups else None)
         for tell in state.observers.acknowledging:
             tell(step)
         if state.is_overlapped:
             filling.accept(state, ledger, step)
         if state.sliding_groups:
             slide_after(state, step)
-        merge(state, ledger, step.duplicates)
+        if any(step.duplicates):
+            merge(state, ledger, step.duplicates)
         for tell in state.observers.acknowledged:
             tell(step)
 

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.blocks.digests import ExtraKeyArrays, copy_digest, digest_content, keys_of_blocks
+from pagedkv.blocks.digests import ExtraKeyArrays, copy_digest, digest_block, keys_of_blocks, set_parent
 from pagedkv.blocks.epochs import is_fresher, same_epochs
 from pagedkv.blocks.eviction.policy import FETCHED_AHEAD, expect
 from pagedkv.blocks.life_cycle import adopt, drop_name, release
@@ -65,6 +65,7 @@ from pagedkv.space.rows import (
     NUM_PUBLISHED,
     RUNNING,
     STATUS,
+    SURE,
     TAIL,
     TAIL_LIFE,
     GroupArrays,
@@ -83,18 +84,19 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     accepted = state.rows[batch, NUM_ACCEPTED] if state.limits_publishing else None
     if accepted is not None:
         state.rows[batch, NUM_ACCEPTED] = np.minimum(accepted, state.publish_limits[batch])
+    num_unpublished: dict[int, int] = {}
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         first = lane[0]
-        state.loops[digest_new_blocks](*first.view, batch, chains, state.extra_keys.arrays)
+        num_blocks = state.loops[digest_new_blocks](*first.view, batch, chains, state.extra_keys.arrays)
+        num_unpublished[first.index] = num_blocks
         for group in lane[1:]:
-            copy_new_digests(first.pool.arrays, first.arrays, *group.view, batch)
+            num_unpublished[group.index] = copy_new_digests(first.pool.arrays, first.arrays, *group.view, batch)
     for group in state.cached_groups:
         if state.counts_epochs:
             date_open(*group.view, batch, state.oldest_epochs)
-        num_blocks = state.loops[count_unpublished](group.arrays, state.rows, batch)
-        if num_blocks == 0:
+        if num_unpublished[group.index] == 0:
             continue
-        found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
+        found = np.empty((num_unpublished[group.index], NUM_DUPLICATE_FIELDS), np.int32)
         num_found = state.loops[publish_new_blocks](*group.view, batch, found)
         if num_found:
             ledger.duplicates[group.index].append(found[:num_found])
@@ -220,17 +222,6 @@ def carrier_of_duplicate(pool: PoolArrays, group: GroupArrays, row: int, last: i
     return int(carrier)
 
 
-@takes(Like.GROUP, Like.ROWS, Like.IDS)
-@compiled
-def count_unpublished(group: GroupArrays, rows: Int32Array, batch: Int32Array) -> int:
-    """Count the digested blocks of a batch of rows that were not offered to the index yet."""
-    at = group.parameters[AT]
-    num_blocks = 0
-    for row in batch:
-        num_blocks += max(0, rows[row, at + NUM_DIGESTED] - rows[row, at + NUM_PUBLISHED])
-    return num_blocks
-
-
 @takes(Like.POOL, Like.GROUP, Like.ROWS, Like.IDS, Like.PAIRS)
 @compiled
 def publish_new_blocks(
@@ -245,7 +236,7 @@ def publish_new_blocks(
     A duplicate is a block in use whose content is named by another block.
 
     Args:
-        duplicates: int32 ``[count_unpublished(...), NUM_DUPLICATE_FIELDS]``.
+        duplicates: int32 ``[digested blocks that were not published, NUM_DUPLICATE_FIELDS]``.
     """
     at = group.parameters[AT]
     num_duplicates = 0
@@ -254,7 +245,6 @@ def publish_new_blocks(
         num_digested = record[at + NUM_DIGESTED]
         if record[FROZEN] or record[at + NUM_PUBLISHED] >= num_digested:
             continue
-        first_sure = first_sure_block(group, rows, row)
         for index in range(record[at + NUM_PUBLISHED], num_digested):
             block = group.table[row, index]
             expect(pool, pool.digests[group.table[row, min(index + FETCHED_AHEAD, num_digested - 1)], 0])
@@ -263,7 +253,7 @@ def publish_new_blocks(
                 rows[row, at + TAIL] = NULL_BLOCK
                 rows[row, at + TAIL_LIFE] = pool.records[NULL_BLOCK, LIFE]
                 continue
-            if index < first_sure:
+            if group.parameters[SURE] and index < first_sure_block(group, rows, row):
                 continue
             carrier = publish_block(pool, group, block, record[at + TAIL], record[at + TAIL_LIFE])
             if group.parameters[KIND] == FULL and index >= LOOKAHEAD:
@@ -290,11 +280,13 @@ def digest_new_blocks(
     batch: Int32Array,
     chains: Uint32Array,
     extra_keys: ExtraKeyArrays,
-) -> None:
+) -> int:
     """Digest every full block of accepted tokens that a batch of rows has completed.
 
-    ``chains[row]`` is the digest of the row's last digested block, or the root.
+    ``chains[row]`` is the digest of the row's last digested block, or the root. Returns how many digested blocks were
+    not offered to the index yet.
     """
+    num_unpublished = 0
     at = group.parameters[AT]
     block_size, covered = group.parameters[BLOCK_SIZE], group.parameters[COVERED]
     for row in batch:
@@ -306,10 +298,15 @@ def digest_new_blocks(
                 if not is_completed(pool, group, rows, row, index):
                     break
                 seal(pool, group, rows, row, index)
-            digest_content(pool, block, chains[row], covered, extra_keys)
+            extra = pool.records[block, EXTRA]
+            digest_block(chains[row], pool.tokens[block, :covered], extra_keys, extra, pool.digests[block])
+            if len(pool.parent_digests):
+                set_parent(pool, block, chains[row])
             for word in range(DIGEST_WORDS):
                 chains[row, word] = pool.digests[block, word]
             rows[row, at + NUM_DIGESTED] = index + 1
+        num_unpublished += max(0, rows[row, at + NUM_DIGESTED] - rows[row, at + NUM_PUBLISHED])
+    return num_unpublished
 
 
 @compiled
@@ -343,8 +340,12 @@ def copy_new_digests(
     group: GroupArrays,
     rows: Int32Array,
     batch: Int32Array,
-) -> None:
-    """Copy the digests that a group of equal block size has just got for the same rows to another group."""
+) -> int:
+    """Copy the digests that a group of equal block size has just got for the same rows to another group.
+
+    Returns how many digested blocks of that group were not offered to the index yet.
+    """
+    num_unpublished = 0
     source_at = source.parameters[AT]
     at = group.parameters[AT]
     for row in batch:
@@ -353,12 +354,12 @@ def copy_new_digests(
                 seal(pool, group, rows, row, index)
             copy_digest(source_pool, source.table[row, index], pool, group.table[row, index])
         rows[row, at + NUM_DIGESTED] = rows[row, source_at + NUM_DIGESTED]
+        num_unpublished += max(0, rows[row, at + NUM_DIGESTED] - rows[row, at + NUM_PUBLISHED])
+    return num_unpublished
 
 
 def merge(state: SpaceState, ledger: StepLedger, duplicates: list[list[Int32Array]]) -> None:
     """Merge those duplicates that are settled, by group; the others wait for the next step to end."""
-    if not any(duplicates):
-        return
     republishing = np.zeros(len(state.rows), np.int32)
     for group, parts in zip(state.groups, duplicates, strict=True):
         if not parts:

@@ -17,6 +17,7 @@ import numpy as np
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.eviction.policy import note_request
 from pagedkv.blocks.eviction.priority import PRIORITY, set_priority
+from pagedkv.blocks.free_queue import is_spare
 from pagedkv.blocks.leasing import lease
 from pagedkv.blocks.life_cycle import NO_STEP, make_cached, make_unheld_spare, release, reuse
 from pagedkv.blocks.loops import Like, takes
@@ -33,7 +34,6 @@ from pagedkv.blocks.record import (
     QUEUE,
     RESET,
     PoolArrays,
-    is_spare,
 )
 from pagedkv.blocks.victims import end_overdue, evict_cached
 from pagedkv.compilation.compiled import compiled
@@ -61,7 +61,7 @@ from pagedkv.space.rows import (
     TAIL_LIFE,
     VACANT,
     GroupArrays,
-    release_or_shed,
+    shed_at_release,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import keep_ends
@@ -101,8 +101,6 @@ def as_leaving(state: SpaceState, superseded_by: object, keep_until_s: object, p
     Raises:
         ConfigurationError: more than one of them is given, or an impossible one.
     """
-    if superseded_by is None and keep_until_s is None and type(priority) is int and priority == 0:
-        return NOTHING_WANTED
     by_number = state.config.eviction == PRIORITY.name
     most = LARGEST_PRIORITY if by_number else 1
     number = as_count(priority, "priority", least=-most, most=most)
@@ -117,7 +115,9 @@ def as_leaving(state: SpaceState, superseded_by: object, keep_until_s: object, p
     return Leaving(NO_OUTPUTS, goes_first, goes_last, end, number=number if is_ordered else 0)
 
 
-def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> None:
+def free(  # noqa: C901, PLR0912 - what only some spaces have is called where it happens
+    state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving
+) -> None:
     """Free the rows of a checked batch and release all their blocks, in the batch's order."""
     rows = state.rows
     with state.changing:
@@ -140,29 +140,22 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
         until_s = HIGH_PRIORITY if leaving.goes_last else leaving.keep_until_s
         if until_s is not None:
             _lease_rows(state, on_device, until_s)
-        _release(state, on_device, on_host, outputs, leaving)
+        for pool in state.all_pools if leaving.number else ():
+            set_priority(pool.arrays, leaving.number)
+        going_first = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
+        for group in state.all_groups:
+            state.loops[release_rows](*group.view, on_device, outputs)
+            if group.host_pool is not None and len(on_host):
+                state.loops[release_rows](group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
+        for group, blocks in going_first:
+            make_unheld_spare(group.pool.arrays, blocks)
+        for pool in state.all_pools if leaving.number else ():
+            set_priority(pool.arrays, 0)
         state.vacate(batch)
         if state.receipts is not None:
             state.receipts.freed(batch)
         for tell in state.observers.freed:
             tell(batch)
-
-
-def _release(
-    state: SpaceState, on_device: Int32Array, on_host: Int32Array, outputs: Int32Array, leaving: Leaving
-) -> None:
-    """Release the blocks of rows on the device, of which the numbers of outputs are given, and of rows on the host."""
-    for pool in state.all_pools if leaving.number else ():
-        set_priority(pool.arrays, leaving.number)
-    left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
-    for group in state.all_groups:
-        state.loops[release_rows](*group.view, on_device, outputs)
-        if group.host_pool is not None and len(on_host):
-            state.loops[release_rows](group.host_pool.arrays, group.arrays, state.rows, on_host, NO_OUTPUTS)
-    for group, blocks in left:
-        make_unheld_spare(group.pool.arrays, blocks)
-    for pool in state.all_pools if leaving.number else ():
-        set_priority(pool.arrays, 0)
 
 
 def blocks_of(group: Group, batch: Int32Array) -> Int32Array:
@@ -253,7 +246,9 @@ def release_rows(
             block = group.table[row, index]
             if block == NULL_BLOCK:
                 continue
-            release_or_shed(pool, group, block, rows[row, LAST_STEP])
+            if group.parameters[SHEDS]:
+                shed_at_release(pool, block)
+            release(pool, block, rows[row, LAST_STEP])
             group.table[row, index] = NULL_BLOCK
         rows[row, at + NUM_BLOCKS] = 0
 

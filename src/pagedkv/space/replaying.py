@@ -225,10 +225,8 @@ def _check_starts(state: SpaceState) -> None:
         )
 
 
-def num_replayed(state: SpaceState, step: InFlightStep) -> Int32Array | None:
-    """Count the tokens that a step computes again for each of its rows, in windows alone: int32 ``[rows]``, or None."""
-    if not state.replaying_groups:
-        return None
+def num_replayed(state: SpaceState, step: InFlightStep) -> Int32Array:
+    """Count the tokens that a step computes again for each of its rows, in windows alone: int32 ``[rows]``."""
     before = [step.starts - step.starts_in(group.index) for group in state.replaying_groups]
     replayed: Int32Array = np.max([np.zeros_like(step.starts), *before], axis=0)
     return replayed

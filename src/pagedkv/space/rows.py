@@ -32,7 +32,6 @@ from typing import Final, NamedTuple, assert_never
 import numpy as np
 
 from pagedkv.blocks.digests import root_digest
-from pagedkv.blocks.life_cycle import release
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.record import KEPT, NAME, REF_COUNT, SPARE, PoolArrays, aligned_zeros
 from pagedkv.blocks.tenant_charges import charge_to
@@ -371,12 +370,11 @@ def charge_to_tenant_of_row(pool: PoolArrays, rows: Int32Array, row: int) -> Non
 
 
 @inlined
-def release_or_shed(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
-    """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
+def shed_at_release(pool: PoolArrays, block: int) -> None:
+    """Make a named block spare if one reference is left, which the caller releases, and it has no reason to be kept."""
     record = pool.records[block]
-    if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
+    if record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
         pool.records[block, KEPT] = SPARE
-    release(pool, block, last_step)
 
 
 @takes(Like.ROWS, Like.IDS, Like.NUMBER, Like.NUMBER)

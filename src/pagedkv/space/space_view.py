@@ -20,7 +20,7 @@ from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.contract.plan import PageLists, StepPlan
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import refuse_ahead
-from pagedkv.errors import ConfigurationError, InterruptedSpaceError
+from pagedkv.errors import ConfigurationError
 from pagedkv.space import (
     planning,
     stored_blocks,
@@ -71,12 +71,7 @@ class SpaceView:
 
     @property
     def _state(self) -> SpaceState:
-        """The state. Raises InterruptedSpaceError if an interrupted operation left it half changed."""
-        if self._own_state.is_changing:
-            raise InterruptedSpaceError(
-                "an operation on this space was interrupted while it changed tables and pools: build a new space and "
-                "allocate every sequence again"
-            )
+        """The state, also in the middle of an operation."""
         return self._own_state
 
     def __repr__(self) -> str:
@@ -375,10 +370,6 @@ class ObservedSpace(SpaceView):
     def __init__(self, space: SpaceView) -> None:
         """View the same space."""
         self._own_state, self._ledger = space._own_state, space._ledger  # noqa: SLF001
-
-    @property
-    def _state(self) -> SpaceState:
-        return self._own_state
 
     def misses(self, hit: PrefixHit) -> tuple[Miss, ...]:
         """Return why the tokens of a prompt do not hit, in runs of equal cause. O(tokens).

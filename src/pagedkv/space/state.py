@@ -826,14 +826,18 @@ class Room:
 
     # Questions about needs
 
-    def is_ample(self, batch: Int32Array, count: int) -> bool:
-        """Return whether every pool has so many free blocks for each row of a batch: a quick bound. O(pools)."""
-        return all(len(batch) * count <= counts[NUM_FREE] for counts in self._state.pool_counts)
+    def is_ample(self, batch: Int32Array, num_slots: int) -> bool:
+        """Return whether every pool has a free block for each of so many slots of each row, in every group.
+
+        A quick bound, which also counts the blocks that draft states take. O(pools).
+        """
+        count = len(batch) * (num_slots * len(self._state.groups) + self._state.most_blocks_beside)
+        return all(count <= counts[NUM_FREE] for counts in self._state.pool_counts)
 
     def find_shortage(self, needs: Needs) -> Shortage | None:
         """Return the shortage of the first pool with too few free blocks, or too few for a tenant, if any."""
         for name, count in needs[NO_TENANT].items():
-            num_free = self._state.pools[name].num_free
+            num_free = int(self._state.pools[name].arrays.counts[NUM_FREE])
             if count > num_free:
                 return Shortage(name, int(count), num_free)
         return None

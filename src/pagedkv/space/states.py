@@ -22,6 +22,7 @@ import numpy as np
 from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import ROOT_WORDS, ExtraKeyArrays, digest_block, set_digest, set_parent
 from pagedkv.blocks.epochs import copy_epochs
+from pagedkv.blocks.free_queue import is_leased
 from pagedkv.blocks.life_cycle import drop_name, release
 from pagedkv.blocks.prefix_index import find, name_block
 from pagedkv.blocks.record import (
@@ -40,7 +41,6 @@ from pagedkv.blocks.record import (
     REF_COUNT,
     SHED,
     PoolArrays,
-    is_leased,
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array, Uint32Array
@@ -407,7 +407,8 @@ def name_by_tail(
     if find(pool, name, extra_keys.digest) != NULL_BLOCK:
         return False
     set_digest(pool, block, extra_keys.digest)
-    set_parent(pool, block, parent)
+    if len(pool.parent_digests):
+        set_parent(pool, block, parent)
     pool.records[block, EXTRA] = extra
     name_block(pool, name, block, before, life)
     return True

@@ -194,11 +194,12 @@ class TenantRoom(Room):
 
     # Questions about needs
 
-    def is_ample(self, batch: Int32Array, count: int) -> bool:
-        """Return whether every pool has so many blocks for each row of a batch, within caps and beside floors.
+    def is_ample(self, batch: Int32Array, num_slots: int) -> bool:
+        """Return whether every pool has a block for each of so many slots of each row, within caps and beside floors.
 
         What tenants need beyond their floors must be free beside what all floors keep. O(rows + tenants).
         """
+        count = num_slots * len(self._state.groups) + self._state.most_blocks_beside
         needed = count * np.bincount(self._state.rows[batch, TENANT], minlength=len(self.names))
         for pool in self._state.pools.values():
             accounts = pool.accounts

@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.blocks.life_cycle import drop_name, release
 from pagedkv.blocks.loops import Like, takes
 from pagedkv.blocks.record import LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
@@ -35,6 +35,7 @@ from pagedkv.space.rows import (
     PLANNED,
     RECURRENT,
     ROOT,
+    SHEDS,
     SPAN,
     GroupArrays,
     blocks_for,
@@ -42,7 +43,7 @@ from pagedkv.space.rows import (
     first_needed_token,
     first_sure_block,
     num_sealed,
-    release_or_shed,
+    shed_at_release,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
@@ -286,7 +287,9 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
     for index in range(record[at + NUM_BLOCKS] - 1, kept - 1, -1):
         if table[index] == NULL_BLOCK:
             continue
-        release_or_shed(pool, group, table[index], record[LAST_STEP])
+        if group.parameters[SHEDS]:
+            shed_at_release(pool, table[index])
+        release(pool, table[index], record[LAST_STEP])
         group.table[row, index] = NULL_BLOCK
     rows[row, at + NUM_BLOCKS] = kept
     rows[row, at + FIRST_BLOCK] = min(record[at + FIRST_BLOCK], kept)

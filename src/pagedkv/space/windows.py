@@ -38,7 +38,8 @@ a group that keeps whole prefixes has prefix caching as well.
 import numpy as np
 
 from pagedkv.blocks.block_pool import BlockPool
-from pagedkv.blocks.life_cycle import make_cached, make_spare
+from pagedkv.blocks.free_queue import is_leased, is_spare
+from pagedkv.blocks.life_cycle import make_cached, make_spare, release
 from pagedkv.blocks.prefix_index import find
 from pagedkv.blocks.record import (
     AT_END,
@@ -50,8 +51,6 @@ from pagedkv.blocks.record import (
     NULL_BLOCK,
     REF_COUNT,
     PoolArrays,
-    is_leased,
-    is_spare,
 )
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array
@@ -90,8 +89,8 @@ from pagedkv.space.rows import (
     blocks_for,
     first_block_of_hit,
     first_needed_token,
-    release_or_shed,
     serves,
+    shed_at_release,
 )
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
@@ -393,6 +392,7 @@ def slide(
                 continue
             if group.parameters[SHEDS]:
                 keep(pool, group, rows, ends, row, index)
-            release_or_shed(pool, group, block, rows[row, LAST_STEP])
+                shed_at_release(pool, block)
+            release(pool, block, rows[row, LAST_STEP])
             group.table[row, index] = NULL_BLOCK
         rows[row, at + FIRST_BLOCK] = stop

@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from pagedkv.blocks.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyMoments, PolicyState, no_state
-from pagedkv.blocks.free_queue import append, link_before, protected_sentinel, unlink
+from pagedkv.blocks.free_queue import link_before, protected_sentinel, put_last, unlink
 from pagedkv.blocks.record import (
     IN_USE,
     LIFE,
@@ -132,14 +132,14 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
     if pool.ranks[block] & PROTECTED:
         _enqueue_protected(pool, block)
     else:
-        append(pool.records, pool.counts, block)
+        put_last(pool, block)
 
 
 @compiled
 def _enqueue_protected(pool: PoolArrays, block: int) -> None:
     """Put a block at the back of the protected list; move those beyond the target from its front to the cold list."""
     records, state = pool.records, pool.eviction
-    append(records, pool.counts, block)
+    put_last(pool, block)
     unlink(records, block)
     sentinel = protected_sentinel(records)
     link_before(records, sentinel, block)

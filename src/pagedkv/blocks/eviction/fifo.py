@@ -28,7 +28,6 @@ from pagedkv.blocks.eviction.policy import (
     PolicyState,
     check_cold,
     no_state,
-    put_last,
 )
 from pagedkv.blocks.eviction.rings import (
     NO_PLACE,
@@ -38,7 +37,7 @@ from pagedkv.blocks.eviction.rings import (
     link_youngest,
     unlink_if_linked,
 )
-from pagedkv.blocks.free_queue import insert_before
+from pagedkv.blocks.free_queue import insert_before, put_last
 from pagedkv.blocks.record import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, FeaturedArrays, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 

@@ -29,18 +29,18 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pagedkv.blocks import free_queue
+from pagedkv.blocks.free_queue import put_last
 from pagedkv.blocks.record import FeaturedArrays, PoolArrays
-from pagedkv.compilation.compiled import chosen_by_policy, inlined
+from pagedkv.compilation.compiled import chosen_by_policy, inlined, nothing
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
 FETCHED_AHEAD: Final = 4  # blocks: enough to hide the latency of memory, few enough to be fetched at the same time
 TABLE_FIELDS: Final = 2
-Hook: TypeAlias = Callable[[PoolArrays, int], None]
+Hook: TypeAlias = Callable[[PoolArrays, int], object]
 """Acts on a pool and one of its blocks."""
-ExpectHook: TypeAlias = Callable[[PoolArrays, int], None]
+ExpectHook: TypeAlias = Callable[[PoolArrays, int], object]
 """Acts on a pool and the first word of a digest."""
-RequestHook: TypeAlias = Callable[[PoolArrays, Int32Array, int], None]
+RequestHook: TypeAlias = Callable[[PoolArrays, Int32Array, int], object]
 """Acts on a pool, the blocks of one sequence (int32 ``[any]``, head first), and its number of generated tokens."""
 Choice: TypeAlias = Callable[[PoolArrays, int], int]
 """Returns a block of a pool, given another one."""
@@ -50,37 +50,21 @@ Raises AssertionError. For ``BlockSpace.check()``."""
 
 
 @inlined
-def _do_nothing(_pool: PoolArrays, _block: int) -> None:
-    """Do nothing."""
-
-
-@inlined
-def _ignore_request(_pool: PoolArrays, _blocks: Int32Array, _num_outputs: int) -> None:
-    """Do nothing."""
-
-
-@inlined
 def _choose_first(_pool: PoolArrays, first: int) -> int:
     """Return the given block."""
     return first
 
 
-@inlined
-def put_last(pool: PoolArrays, block: int) -> None:
-    """Put an unreferenced block at the back of the cold list."""
-    free_queue.append(pool.records, pool.counts, block)
-
-
-expect: Final = chosen_by_policy("expect", _do_nothing)
-note_name: Final = chosen_by_policy("note_name", _do_nothing)
-note_reuse: Final = chosen_by_policy("note_reuse", _do_nothing)
-note_recomputed: Final = chosen_by_policy("note_recomputed", _do_nothing)
-note_request: Final = chosen_by_policy("note_request", _ignore_request)
-enqueue: Final = chosen_by_policy("enqueue", put_last)
-note_claim: Final = chosen_by_policy("note_claim", _do_nothing)
-choose_victim: Final = chosen_by_policy("choose_victim", _choose_first)
-note_eviction: Final = chosen_by_policy("note_eviction", _do_nothing)
-note_drop: Final = chosen_by_policy("note_drop", _do_nothing)
+expect: Final[ExpectHook] = chosen_by_policy("expect", nothing)
+note_name: Final[Hook] = chosen_by_policy("note_name", nothing)
+note_reuse: Final[Hook] = chosen_by_policy("note_reuse", nothing)
+note_recomputed: Final[Hook] = chosen_by_policy("note_recomputed", nothing)
+note_request: Final[RequestHook] = chosen_by_policy("note_request", nothing)
+enqueue: Final[Hook] = chosen_by_policy("enqueue", put_last)
+note_claim: Final[Hook] = chosen_by_policy("note_claim", nothing)
+choose_victim: Final[Choice] = chosen_by_policy("choose_victim", _choose_first)
+note_eviction: Final[Hook] = chosen_by_policy("note_eviction", nothing)
+note_drop: Final[Hook] = chosen_by_policy("note_drop", nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +96,16 @@ class PolicyMoments:
             it is free and still among the cached blocks, the pool takes it out of them next.
     """
 
-    expect: ExpectHook = field(default=_do_nothing, repr=False)
-    note_name: Hook = field(default=_do_nothing, repr=False)
-    note_reuse: Hook = field(default=_do_nothing, repr=False)
-    note_recomputed: Hook = field(default=_do_nothing, repr=False)
-    note_request: RequestHook = field(default=_ignore_request, repr=False)
+    expect: ExpectHook = field(default=nothing, repr=False)
+    note_name: Hook = field(default=nothing, repr=False)
+    note_reuse: Hook = field(default=nothing, repr=False)
+    note_recomputed: Hook = field(default=nothing, repr=False)
+    note_request: RequestHook = field(default=nothing, repr=False)
     enqueue: Hook = field(default=put_last, repr=False)
-    note_claim: Hook = field(default=_do_nothing, repr=False)
+    note_claim: Hook = field(default=nothing, repr=False)
     choose_victim: Choice = field(default=_choose_first, repr=False)
-    note_eviction: Hook = field(default=_do_nothing, repr=False)
-    note_drop: Hook = field(default=_do_nothing, repr=False)
+    note_eviction: Hook = field(default=nothing, repr=False)
+    note_drop: Hook = field(default=nothing, repr=False)
 
 
 class PolicyState(NamedTuple):

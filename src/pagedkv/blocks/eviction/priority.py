@@ -25,9 +25,9 @@ from pagedkv.blocks.eviction.policy import (
     PolicyState,
     check_cold,
     no_state,
-    put_last,
 )
 from pagedkv.blocks.eviction.rings import YOUNGER, blocks_of_ring, link_youngest, unlink_if_linked
+from pagedkv.blocks.free_queue import put_last
 from pagedkv.blocks.record import NAME, NUM_SENTINELS, FeaturedArrays, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array

@@ -19,8 +19,8 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from pagedkv.blocks.eviction.policy import EvictionPolicy, PolicyMoments, PolicyState, no_state, put_last
-from pagedkv.blocks.free_queue import insert_before, protected_sentinel
+from pagedkv.blocks.eviction.policy import EvictionPolicy, PolicyMoments, PolicyState, no_state
+from pagedkv.blocks.free_queue import insert_before, protected_sentinel, put_last
 from pagedkv.blocks.record import NAME, NULL_BLOCK, FeaturedArrays, PoolArrays
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arrays import Int32Array

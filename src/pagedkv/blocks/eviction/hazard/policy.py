@@ -85,14 +85,8 @@ from pagedkv.blocks.eviction.hazard.runs import (
     slot_of,
     take_ghost,
 )
-from pagedkv.blocks.eviction.policy import (
-    FETCHED_AHEAD,
-    EvictionPolicy,
-    PolicyMoments,
-    PolicyState,
-    check_cold,
-    put_last,
-)
+from pagedkv.blocks.eviction.policy import FETCHED_AHEAD, EvictionPolicy, PolicyMoments, PolicyState, check_cold
+from pagedkv.blocks.free_queue import put_last
 from pagedkv.blocks.record import (
     FREE,
     KEPT,
