@@ -113,7 +113,9 @@ from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.space.windows import slide_after
 
 
-def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
+def plan_step(  # noqa: C901, PLR0912 - what only some spaces have is called where it happens
+    state: SpaceState, ledger: StepLedger
+) -> StepPlan:
     """Close the open step. O(touched rows + changed table entries)."""
     rows, loops, layout = state.rows, state.loops, state.plan_layout
     with state.changing:
@@ -121,7 +123,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
         touched = state.scratch.touched[len(rows) - num_touched :]
         if not ascends:
             touched.sort()
-        moves = _open_moves(ledger, layout)
+        moves = _open_moves(ledger, layout) if ledger.has_moves else []
         # Parts that are as long as the ranges.
         num_parts = 3 + len(state.own_starts) + 2 * state.is_overlapped + bool(state.draft_tables)
         num_parts += len(state.cross_groups)
@@ -141,7 +143,8 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
         ends = np.empty(num_ranges, np.int32)
         line = layout.lines[COMPUTE, 0]
         offset = loops[collect_ranges](rows, touched, buffer, line, num_ranges, state.open_step, ends)
-        _collect_new(state, buffer, [group for group, _, _ in writes])
+        if writes:
+            _collect_new(state, buffer, [group for group, _, _ in writes])
         if state.is_overlapped:
             samplers = ledger.samplers = oldest_samplers(state, ledger, buffer[offset : offset + num_ranges])
             line = layout.lines[UNKNOWN, 0]
@@ -149,7 +152,8 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
             loops[collect_unknown](
                 rows, state.num_known, samplers.steps, buffer, line, offset, num_ranges, open_step, settled
             )
-        _collect_beginnings(state, buffer, offset, num_ranges)
+        if state.own_starts or state.draft_tables:
+            _collect_beginnings(state, buffer, offset, num_ranges)
         words = buffer[: int(buffer[NUM_WORDS])]
         seal(words)
         read_only(words)
@@ -161,7 +165,12 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
             date_plan(state, step)
         if state.checkpoints is not None:
             _name_states(state, state.checkpoints, step)
-        _close(state, ledger, step)
+        ledger.close(step)
+        if state.receipts is not None:
+            state.receipts.planned(step)
+        for tell in state.observers.planned:
+            tell(step)
+        state.advance_open_step()
         if moves and state.config.in_order:
             _end_waiting_for_copies(state, ledger, plan)
     return plan
@@ -184,15 +193,6 @@ def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_
         collect_ends(group.arrays, state.rows, buffer, lines[ENDS, group.index], ranges, num_ranges)
 
 
-def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
-    ledger.close(step)
-    if state.receipts is not None:
-        state.receipts.planned(step)
-    for tell in state.observers.planned:
-        tell(step)
-    state.advance_open_step()
-
-
 def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group | DraftTable]) -> None:
     """Add the new blocks of each pool, found among the entries of groups whose tables have changed."""
     lines = state.plan_layout.lines
@@ -206,8 +206,6 @@ def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group | Dr
 
 def _open_moves(ledger: StepLedger, layout: PlanLayout) -> list[tuple[int, Moves]]:
     """Take the moves of the open step, each with its line in the plan's directory, in the order of the lines."""
-    if not ledger.has_moves:
-        return []
     moves = ledger.take_moves()
     kinds = ((SWAPS_OUT, moves.swaps_out), (SWAPS_IN, moves.swaps_in), (COPIES, moves.copies))
     placed = (
