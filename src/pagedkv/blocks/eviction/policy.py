@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pagedkv.blocks.free_queue import put_last
+from pagedkv.blocks.free_queue import put_last as put_last  # for policies, which find it here
 from pagedkv.blocks.record import FeaturedArrays, PoolArrays
 from pagedkv.compilation.compiled import chosen_by_policy, inlined, nothing
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
