@@ -29,13 +29,31 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pagedkv.blocks.free_queue import put_last as put_last  # for policies, which find it here
+from pagedkv.blocks.free_queue import put_last
 from pagedkv.blocks.record import FeaturedArrays, PoolArrays
 from pagedkv.compilation.compiled import chosen_by_policy, inlined, nothing
 from pagedkv.contract.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
+__all__ = [
+    "LRU",
+    "Check",
+    "Choice",
+    "EvictionPolicy",
+    "ExpectHook",
+    "Hook",
+    "PolicyMoments",
+    "PolicyState",
+    "RequestHook",
+    "check_cold",
+    "enqueue",
+    "expect",
+    "no_state",
+    "put_last",
+]
+
 FETCHED_AHEAD: Final = 4  # blocks: enough to hide the latency of memory, few enough to be fetched at the same time
 TABLE_FIELDS: Final = 2
+
 Hook: TypeAlias = Callable[[PoolArrays, int], object]
 """Acts on a pool and one of its blocks."""
 ExpectHook: TypeAlias = Callable[[PoolArrays, int], object]
