@@ -2,12 +2,14 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, cast
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, EngineRequest, Intent, SamplingParams
 from tests.engine.families import make_model
@@ -52,14 +54,23 @@ def make_adapters(folder: Path, family: str) -> dict[str, str]:
 def references(
     family: str, folders: dict[str, str], asked: Sequence[tuple[Sequence[int], str | None]] = ASKED
 ) -> list[Reference]:
-    """Answer prompts by ``generate`` of transformers, each with its adapter alone."""
-    models: dict[str | None, Any] = {None: make_model(family)}
-    for name, folder in folders.items():
-        models[name] = cast("Any", make_model(family))
+    """Answer prompts by ``generate`` of transformers, each with its adapter alone; each answer once for all tests."""
+    return [_answer_with(family, None if name is None else folders[name], tuple(prompt)) for prompt, name in asked]
+
+
+@cache
+def _answer_with(family: str, folder: str | None, prompt: tuple[int, ...]) -> Reference:
+    return reference(_model_with(family, folder), [prompt])[0]
+
+
+@cache
+def _model_with(family: str, folder: str | None) -> PreTrainedModel:
+    model = make_model(family)
+    if folder is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            models[name].load_adapter(folder, adapter_name="only_one")
-    return [reference(models[name], [prompt])[0] for prompt, name in asked]
+            cast("Any", model).load_adapter(folder, adapter_name="only_one")
+    return model
 
 
 def answered(

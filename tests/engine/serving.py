@@ -4,8 +4,10 @@ Equality holds up to the first place where the reference itself could have chose
 logits are closer than ``TOLERANCE`` of their spread.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, cast
 
 import torch
@@ -13,8 +15,20 @@ from transformers import PreTrainedModel
 
 from pagedkv.contract.plan import StepPlan
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, StepRecord
+from tests.engine.families import make_model, moved
 
-__all__ = ["CONFIG", "NUM_NEW", "PROMPTS", "REPETITIVE", "Reference", "compare", "poison", "reference", "serve"]
+__all__ = [
+    "CONFIG",
+    "NUM_NEW",
+    "PROMPTS",
+    "REPETITIVE",
+    "Reference",
+    "compare",
+    "poison",
+    "reference",
+    "reference_of",
+    "serve",
+]
 
 TOLERANCE: Final = 1e-4
 POISON: Final = 0xFF  # NaN in every type of floats
@@ -85,6 +99,35 @@ def reference(
         num_certain = int(is_close.int().argmax()) if bool(is_close.any()) else len(is_close)
         answers.append(Reference(out.sequences[0, len(prompt) :].tolist(), num_certain))
     return answers
+
+
+def reference_of(
+    name: str,
+    prompts: Iterable[Sequence[int]] = PROMPTS,
+    num_new: int = NUM_NEW,
+    *,
+    device: str = "cpu",
+    **changes: object,
+) -> list[Reference]:
+    """Generate answers by the model of a family as it is made, which no engine serves; each answer once for all tests.
+
+    Args:
+        name, changes: of the family, as for :func:`make_model`.
+        prompts, num_new: as for :func:`reference`, which takes any model.
+        device: where the model is.
+    """
+    told = json.dumps(changes, sort_keys=True)
+    return [_answer_of(name, told, device, tuple(prompt), num_new) for prompt in prompts]
+
+
+@cache
+def _answer_of(name: str, changes: str, device: str, prompt: tuple[int, ...], num_new: int) -> Reference:
+    return reference(_model_of(name, changes, device), [prompt], num_new)[0]
+
+
+@cache
+def _model_of(name: str, changes: str, device: str) -> PreTrainedModel:
+    return moved(make_model(name, **json.loads(changes)), device)
 
 
 def poison(llm: LLM) -> None:

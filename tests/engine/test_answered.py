@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from pagedkv.engine import LLM, EngineConfig, Intent, RequestOutput, SamplingParams
 from pagedkv.engine.answer_stream import NewTokens, TokenUpdate
 from pagedkv.errors import RequestError
+from tests.choosing import long_but
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, poison
 
@@ -33,7 +34,7 @@ class Begun:
         self.outputs = [[llm.generate([prompt], wish)[0] for wish in WISHES] for prompt in PROMPTS]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=long_but(("llama", "falcon_h1"), FAMILIES))
 def begun(request: pytest.FixtureRequest) -> Begun:
     return Begun(request.param)
 

@@ -11,7 +11,7 @@ from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
 from pagedkv.errors import RequestError
 from pagedkv.scheduling import PreemptionKind
 from tests.engine.families import make_model
-from tests.engine.serving import CONFIG, PROMPTS, poison, reference, serve
+from tests.engine.serving import CONFIG, PROMPTS, poison, reference_of, serve
 
 ROOMY = replace(CONFIG, num_blocks=200)
 NUM_NEW = 12
@@ -92,7 +92,7 @@ def test_beams_and_others_do_not_notice_each_other(model: PreTrainedModel, confi
         if params.num_beams > 1:
             assert [sample.token_ids for sample in request.samples] == theirs(model, list(prompt), params)
         else:
-            assert request.samples[0].token_ids == reference(model, [prompt], NUM_NEW)[0].token_ids
+            assert request.samples[0].token_ids == reference_of("llama", [prompt], NUM_NEW)[0].token_ids
     assert llm.core.space.num_live_blocks() == 0
 
 
@@ -117,7 +117,7 @@ def test_beams_that_are_preempted_find_what_others_find(
     assert (sum(record.num_swapped_out for record in records) > 0) == (kind == "swap")
     found = [list(each.token_ids) for each in beams.output().completions]
     assert found == theirs(model, list(PROMPTS[0]), params)
-    assert long.samples[0].token_ids == reference(model, [PROMPTS[5]], 60)[0].token_ids
+    assert long.samples[0].token_ids == reference_of("llama", [PROMPTS[5]], 60)[0].token_ids
     assert (long.num_drafted > 0, beams.num_drafted) == (speculation is not None, 0)
     assert llm.core.space.num_live_blocks() == 0
 
@@ -148,4 +148,4 @@ def test_logits_that_are_no_numbers_end_a_search_and_nobody_else(model: PreTrain
     nothing = replace(WISHES[0], logit_bias=dict.fromkeys(range(199), -float("inf")))
     outputs = LLM(model, ROOMY).generate(PROMPTS[:2], [nothing, SamplingParams(max_tokens=NUM_NEW)])
     assert "no beam can go on" in (outputs[0].error or "")
-    assert list(outputs[1].token_ids) == reference(model, PROMPTS[1:2], NUM_NEW)[0].token_ids
+    assert list(outputs[1].token_ids) == reference_of("llama", PROMPTS[1:2], NUM_NEW)[0].token_ids

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedkv.engine import LLM, EngineConfig, MemoryBroker, PoolSize, SamplingParams, share_by_demand
 from pagedkv.errors import ConfigurationError, DeviceUnavailableError, EngineError
+from tests.choosing import long_but
 from tests.engine.serving import reference
 
 CONFIG = EngineConfig(
@@ -172,7 +173,7 @@ def test_an_engine_that_could_never_have_all_its_blocks_is_refused() -> None:
         MemoryBroker([new_llm(kv_at_first=0.4).core, new_llm(kv_at_first=0.4).core])
 
 
-@pytest.mark.parametrize("busy", [0, 1])
+@pytest.mark.parametrize("busy", long_but((1,), (0, 1)))
 def test_memory_goes_to_the_engine_that_has_requests(busy: int) -> None:
     llms = [new_llm(0, kv_at_first=0.52), new_llm(1, kv_at_first=0.52)]
     broker = MemoryBroker([llm.core for llm in llms])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from pagedkv.engine.runner import copy_written_states
 from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess
-from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
+from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, reference_of, serve
 from tests.engine.test_families import NUM_BLOCKS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,7 +105,7 @@ def test_a_family_answers_as_it_does_dense(name: str) -> None:
     llm = captured_llm(name, replace(CONFIG, num_blocks=NUM_BLOCKS.get(name, 28)))
     poison(llm)
     requests, records = serve(llm)
-    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    compare(requests, reference_of(name, device=DEVICE))
     assert sum(record.num_recomputed for record in records) > 0
     if DEVICE == "cpu" or name not in HOST_EXPERTS:
         assert llm.core.capture_state.refusal is None
@@ -120,7 +121,7 @@ def test_steps_that_decode_with_states_are_replayed(name: str, *, overlap: bool)
     llm = captured_llm(name, config)
     poison(llm)
     requests, records = serve(llm)
-    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    compare(requests, reference_of(name, device=DEVICE))
     assert sum(record.num_recomputed for record in records) > 0
     if DEVICE == "cuda" and name in HOST_EXPERTS:
         assert "cannot be captured" in str(llm.core.capture_state.refusal)
@@ -140,19 +141,24 @@ def require_replayed(llm: LLM) -> CapturedPasses:
     return captured
 
 
-@pytest.mark.parametrize("name", long_but(INDEXED[:3], INDEXED))
-@pytest.mark.parametrize("absorb", ABSORB)
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("name", "absorb", "overlap"),
+    long_but(
+        [(INDEXED[0], ABSORB[0], True), (INDEXED[1], True, False), (INDEXED[2], ABSORB[0], False)],
+        product(INDEXED, ABSORB, [False, True]),
+    ),
+)
 def test_steps_that_decode_with_an_indexer_are_replayed(
     name: str, monkeypatch: pytest.MonkeyPatch, *, absorb: bool, overlap: bool
 ) -> None:
     """By a graph for each number of rows and of keys: there are rows of 2 to 77 tokens."""
     monkeypatch.setattr(captured_passes, "LEAST_KEYS", 16)
     config = replace(CONFIG, absorb_latents=absorb, overlap=overlap)
-    llm = captured_llm(name, config, **({} if name == "qwen4_exp_text" else DENSE))
+    changes = {} if name == "qwen4_exp_text" else DENSE
+    llm = captured_llm(name, config, **changes)
     poison(llm)
     requests, records = serve(llm)
-    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    compare(requests, reference_of(name, device=DEVICE, **changes))
     assert sum(record.num_recomputed for record in records) > 0
     if DEVICE == "cuda" and name == "qwen4_exp_text":  # its indexer asks the device for numbers
         assert "cannot be captured" in str(llm.core.capture_state.refusal)
@@ -169,8 +175,13 @@ def seeing_padding(layer: AttentionLayer, positions: torch.Tensor, num_keys: int
     return rows
 
 
-@pytest.mark.parametrize("absorb", ABSORB)
-@pytest.mark.parametrize("broken", [None, "padding is seen", "keys are left out"])
+@pytest.mark.parametrize(
+    ("broken", "absorb"),
+    long_but(
+        [(None, ABSORB[0]), ("padding is seen", True), ("keys are left out", True)],
+        product([None, "padding is seen", "keys are left out"], ABSORB),
+    ),
+)
 def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch, broken: str | None, *, absorb: bool) -> None:
     """And so is a graph of fewer keys than a row has. One row alone has no other padding."""
     monkeypatch.setattr(captured_passes, "LEAST_KEYS", 64)
@@ -180,7 +191,7 @@ def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch, broken
         monkeypatch.setattr(runner, "padded_keys", lambda _: 16)
     llm = captured_llm("deepseek_v32", replace(ROOMY, absorb_latents=absorb), **DENSE)
     requests, _ = serve(llm, PROMPTS[3:4])
-    expected = reference(llm.core._parts.runner._model, PROMPTS[3:4])
+    expected = reference_of("deepseek_v32", PROMPTS[3:4], device=DEVICE, **DENSE)
     with pytest.raises(AssertionError) if broken else nullcontext():
         compare(requests, expected)
 
@@ -212,7 +223,7 @@ def test_weights_change_between_steps_with_states() -> None:
 
 def test_drafts_are_replayed_as_well() -> None:
     llm = captured_llm(config=replace(ROOMY, speculation=PromptLookup()))
-    references = reference(llm.core._parts.runner._model, PROMPTS)
+    references = reference_of("llama", device=DEVICE)
     poison(llm)
     requests, records = serve(
         llm, greet=lambda request: guess(request, references[request.number].token_ids, wrong_every=3)
@@ -263,7 +274,7 @@ def test_a_recording_that_answers_otherwise_never_serves() -> None:
     llm = LLM(make_model("llama"), ROOMY)
     made = recording_otherwise(lambda record: replay_on_cpu(llm, record))
     requests, _ = serve(llm)
-    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    compare(requests, reference_of("llama", device=DEVICE))
     assert "answers otherwise than its calls, by 0.25" in str(llm.core.capture_state.refusal)
     assert llm.core.capture_state.num_graphs == 0
     assert sum(each.num_replays for each in made) == 1
@@ -277,7 +288,7 @@ def test_what_cannot_be_captured_is_run_call_by_call_and_told() -> None:
 
     llm = captured_llm(record=record)
     requests, _ = serve(llm)
-    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    compare(requests, reference_of("llama", device=DEVICE))
     refusal = str(llm.core.capture_state.refusal)
     assert refusal.startswith("a step of 16 tokens cannot be captured: operation not permitted")
     assert "more" not in refusal
@@ -310,7 +321,7 @@ def test_what_another_rank_cannot_replay_is_run_call_by_call_here_too(num_agreed
     captured = replay_on_cpu(llm, record, agree=agree)
     assert (len(captured._graphs) > 0) == (num_agreed is None)
     requests, _ = serve(llm)
-    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    compare(requests, reference_of("llama", device=DEVICE))
     assert why in str(llm.core.capture_state.refusal)
     assert llm.core.capture_state.num_graphs == 0
 
@@ -370,7 +381,7 @@ def test_engines_that_share_a_model_have_graphs_of_their_own() -> None:
     if DEVICE == "cpu":
         for llm in engines:
             replay_on_cpu(llm, Again)
-    expected = reference(model, PROMPTS)
+    expected = reference_of("llama", device=DEVICE)
     for llm in engines:
         compare(serve(llm)[0], expected)
         compare(serve(llm)[0], expected)

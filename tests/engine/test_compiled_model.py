@@ -20,7 +20,7 @@ from pagedkv.probe.layers import EngineGroups
 from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess
-from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
+from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, reference_of, serve
 from tests.engine.test_captured_passes import DEVICE, Again, replay_on_cpu
 from tests.engine.test_families import NUM_BLOCKS
 
@@ -54,7 +54,7 @@ def test_a_family_answers_as_it_does_dense(name: str, is_captured: bool) -> None
     llm = compiled_llm(name, replace(COMPILED, num_blocks=NUM_BLOCKS.get(name, 28)), is_captured=is_captured)
     poison(llm)
     requests, records = serve(llm)
-    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    compare(requests, reference_of(name, device=DEVICE))
     assert sum(record.num_recomputed for record in records) > 0
     assert (llm.core.capture_state.num_graphs > 0) == is_captured
     if is_captured:
@@ -85,7 +85,7 @@ def test_a_model_without_lists_of_layers_is_refused() -> None:
 
 def test_drafts_and_scores_of_prompts() -> None:
     llm = compiled_llm("llama", replace(COMPILED, num_blocks=80, speculation=PromptLookup()))
-    references = reference(llm.core._parts.runner._model, PROMPTS)
+    references = reference_of("llama", device=DEVICE)
     poison(llm)
     requests, records = serve(
         llm, greet=lambda request: guess(request, references[request.number].token_ids, wrong_every=3)
@@ -110,7 +110,7 @@ def test_by_default_a_gpu_compiles_and_overlaps_and_a_cpu_does_neither() -> None
         why = "(the model is on cpu)"
         assert llm.core.choices == f"the model is not compiled {why}; steps do not overlap {why}"
     requests, _ = serve(llm)
-    compare(requests, reference(model, PROMPTS))
+    compare(requests, reference_of("llama", device=DEVICE))
 
 
 def test_what_is_chosen_where() -> None:
@@ -160,7 +160,7 @@ def test_its_weights_may_change() -> None:
 def test_the_model_itself_is_as_it_was() -> None:
     llm = compiled_llm("llama", replace(COMPILED, num_blocks=80))
     model = llm.core._parts.runner._model
-    expected = reference(make_model("llama") if DEVICE == "cpu" else moved(make_model("llama"), DEVICE), PROMPTS)
+    expected = reference_of("llama", device=DEVICE)
     serve(llm)
     assert [each.token_ids for each in reference(model, PROMPTS)] == [each.token_ids for each in expected]
 

@@ -12,7 +12,7 @@ from pagedkv.engine import LLM, SamplingParams
 from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.errors import EngineError
 from tests.engine.families import make_model
-from tests.engine.serving import CONFIG, PROMPTS, compare, reference, serve
+from tests.engine.serving import CONFIG, PROMPTS, compare, reference, reference_of, serve
 
 ROOMY = replace(CONFIG, num_blocks=200)
 
@@ -69,7 +69,7 @@ def test_a_capability_left_out_is_noticed(what: str) -> None:
     llm = LLM(model, ROOMY)
     break_it(llm)
     with pytest.raises((AssertionError, EngineError)):
-        compare(serve(llm)[0], reference(model, PROMPTS))
+        compare(serve(llm)[0], reference_of(name))
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bamba"])
@@ -77,14 +77,14 @@ def test_a_hit_on_other_content_is_noticed(name: str) -> None:
     model, shared = make_model(name), PROMPTS[:2]
     llm = LLM(model, ROOMY)
     params = SamplingParams(max_tokens=20)
-    compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
+    compare(serve(llm, shared[:1], params)[0], reference_of(name, shared[:1]))
     for pool in llm.core.executor.storage.pools.values():
         content = pool.device_bytes[pool.block_nbytes :].view(torch.float32)
         content[~content.isnan()] *= 1.5
     requests, records = serve(llm, shared[1:], params)
     assert sum(record.num_hit_tokens for record in records) >= 16
     with pytest.raises(AssertionError):
-        compare(requests, reference(model, shared[1:]))
+        compare(requests, reference_of(name, shared[1:]))
 
 
 @pytest.mark.parametrize("kept", ["entries", "raw"])
@@ -93,7 +93,7 @@ def test_a_hit_on_other_entries_or_on_other_vectors_of_tokens_is_noticed(kept: s
     model, shared = make_model("deepseek_v4"), PROMPTS[:2]
     llm = LLM(model, ROOMY)
     params = SamplingParams(max_tokens=20)
-    compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
+    compare(serve(llm, shared[:1], params)[0], reference_of("deepseek_v4", shared[:1]))
     storage = llm.core.executor.storage
     for places in llm.groups.compressed.values():
         for each in places.values():
@@ -106,7 +106,7 @@ def test_a_hit_on_other_entries_or_on_other_vectors_of_tokens_is_noticed(kept: s
     requests, records = serve(llm, shared[1:], params)
     assert sum(record.num_hit_tokens for record in records) >= 16
     with pytest.raises(AssertionError):
-        compare(requests, reference(model, shared[1:]))
+        compare(requests, reference_of("deepseek_v4", shared[1:]))
 
 
 @pytest.mark.parametrize("name", ["deepseek_v32", "qwen4_exp_text"])
@@ -115,7 +115,7 @@ def test_a_hit_on_other_keys_of_an_indexer_is_noticed(name: str) -> None:
     model, shared = make_model(name), PROMPTS[:2]
     llm = LLM(model, ROOMY)
     params = SamplingParams(max_tokens=20)
-    compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
+    compare(serve(llm, shared[:1], params)[0], reference_of(name, shared[:1]))
     for place in llm.groups.indexers.values():
         assert place.name is not None
         keys = llm.core.executor.storage.companion(place.group, place.name, place.index)
@@ -123,7 +123,7 @@ def test_a_hit_on_other_keys_of_an_indexer_is_noticed(name: str) -> None:
     requests, records = serve(llm, shared[1:], params)
     assert sum(record.num_hit_tokens for record in records) >= 16
     with pytest.raises(AssertionError):
-        compare(requests, reference(model, shared[1:]))
+        compare(requests, reference_of(name, shared[1:]))
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bamba"])
@@ -133,7 +133,7 @@ def test_a_hit_on_content_of_older_weights_is_noticed(name: str, is_told: bool) 
     model, shared = make_model(name), PROMPTS[:2]
     llm = LLM(model, ROOMY)
     params = SamplingParams(max_tokens=20)
-    compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
+    compare(serve(llm, shared[:1], params)[0], reference_of(name, shared[:1]))
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for weights in model.parameters():
@@ -167,4 +167,4 @@ def test_poison_that_is_read_is_noticed() -> None:
     while llm.core.has_work:
         llm.step()
     with pytest.raises(AssertionError):
-        compare(requests, reference(model, PROMPTS[:1]))
+        compare(requests, reference_of("llama", PROMPTS[:1]))
