@@ -3,8 +3,8 @@
 For each family rank 0 answers prompts, and the others follow. Every rank writes, as JSON, what it knows in the end. A
 family may have a way behind it: ``llama:overlap``, ``llama:drafts`` (by a draft model), ``llama:weights`` (new ones).
 
-In mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In modes
-``messages`` and ``idle`` there is no model. In modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops,
+In mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In mode
+``messages`` there is no model. In modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops,
 after some steps: between two, or within one; in mode ``hang-first`` rank 0 stops.
 """
 
@@ -110,27 +110,21 @@ def _serve(group: RankGroup, mode: str, family: str) -> dict[str, Any]:
 
 
 def _exchange(group: RankGroup) -> dict[str, Any]:
-    """Send copies whose messages have one part or two; return how many blocks each of them has here, and their sum."""
+    """Send copies whose messages have one part or two, and close the group on rank 0, which has sent no step.
+
+    Return how many blocks each copy has here, and their sum; and what was received last.
+    """
     copies: list[SentCopy] = []
+    received: object = None
     if group.is_first:
         copies = [SentCopy(0, np.arange(count, dtype=np.int32), (1,), is_write=True) for count in NUM_BLOCKS_SENT]
         for copy in copies:
             group.send_copy(copy)
-        group.end()
     else:
-        while isinstance(sent := group.receive(), SentCopy):
-            copies.append(sent)
-    return {"blocks": [[len(each.block_ids), int(each.block_ids.sum())] for each in copies]}
-
-
-def _idle(group: RankGroup) -> dict[str, Any]:
-    """Close the group on rank 0 without any step; on the others, wait for the end."""
-    if group.is_first:
-        group.close()
-        return {"received": None}
-    received = group.receive()
+        while isinstance(received := group.receive(), SentCopy):
+            copies.append(received)
     group.close()
-    return {"received": received}
+    return {"blocks": [[len(each.block_ids), int(each.block_ids.sum())] for each in copies], "received": received}
 
 
 def _lost(message: Callable[..., Any], mode: str) -> Callable[..., Any]:
@@ -148,17 +142,13 @@ def _lost(message: Callable[..., Any], mode: str) -> Callable[..., Any]:
     return lose
 
 
-ALONE: Final = {"messages": _exchange, "idle": _idle}
-"""Modes without a model."""
-
-
 def _run(group: RankGroup, mode: str, families: Sequence[str]) -> None:
     torch.set_num_threads(1)
     if mode == "hang-first" and group.is_first:
         group.send = _lost(group.send, mode)  # type: ignore[method-assign]
     elif mode in LOSSES and mode != "hang-first" and group.rank == group.size - 1:
         group.receive = _lost(group.receive, mode)  # type: ignore[method-assign]
-    written = ALONE[mode](group) if mode in ALONE else {}
+    written = _exchange(group) if mode == "messages" else {}
     try:
         for family in families:
             written[family] = _serve(group, mode, family)

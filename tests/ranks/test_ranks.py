@@ -58,12 +58,9 @@ def test_several_ranks_answer_as_one(size: int, families: Sequence[str]) -> None
             assert {rank["nbytes"] for rank in mine} == {whole // num_parts}, "each rank stores one of two KV heads"
 
 
-def test_ranks_end_in_order_if_rank_0_sends_no_step() -> None:
-    assert run(2, [], "idle") == [{"received": None}] * 2
-
-
-def test_messages_of_one_part_and_of_two_arrive() -> None:
+def test_messages_of_one_part_and_of_two_arrive_and_ranks_end_in_order_without_a_step() -> None:
     first, other = run(2, [], "messages")
+    assert first["received"] is other["received"] is None
     assert first["blocks"] == other["blocks"]
     assert [count for count, _ in first["blocks"]] == list(NUM_BLOCKS_SENT)
     assert INLINE_NBYTES // 4 in range(NUM_BLOCKS_SENT[2], NUM_BLOCKS_SENT[-2])
