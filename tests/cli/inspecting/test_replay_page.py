@@ -11,7 +11,6 @@ import pytest
 
 from pagedkv.contract.answers import MissCause
 from pagedkv.simulation.meters import KIND_OF, MISS_LABELS
-from tests.choosing import long_but
 from tests.cli.command import run
 from tests.cli.inspecting.pages import EXAMPLE, ShownReplay, events, replaying
 
@@ -27,13 +26,13 @@ def report(trace: Path, *options: object) -> dict[str, Any]:
     return {**found, "command": None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param((), id="plain", marks=pytest.mark.long),
-        pytest.param(("--overlap",), id="overlap", marks=pytest.mark.long),
+        pytest.param(("--overlap",), id="overlap"),
         pytest.param(("--preemption", "swap", "--host-blocks", 800, "--samples", 3), id="swap"),
-        pytest.param(("--host-memory", "64MiB", "--model", "llama-3.1-8b"), id="tiers", marks=pytest.mark.long),
+        pytest.param(("--host-memory", "64MiB", "--model", "llama-3.1-8b"), id="tiers"),
     ],
 )
 def test_a_report_is_the_same_with_a_page_and_without(tmp_path: Path, more: tuple[object, ...]) -> None:
@@ -46,16 +45,20 @@ def test_a_report_is_the_same_with_a_page_and_without(tmp_path: Path, more: tupl
     assert {**json.loads(written.read_text()), "command": None} == report(EXAMPLE, *SMALL, *more)
 
 
-def test_the_page_has_the_numbers_of_the_report() -> None:
-    expected = report(EXAMPLE, *SMALL)
-    with replaying(EXAMPLE, *SMALL, *FAST) as shown:
+def test_the_page_has_the_numbers_of_the_report(tmp_path: Path) -> None:
+    """It changes none of them, and stays until a signal when the replay has ended."""
+    expected, written = report(EXAMPLE, *SMALL), tmp_path / "result.json"
+    with replaying(EXAMPLE, *SMALL, *FAST, "--json", written) as shown:
         shown.wait_for_end()
-        name, told = next(events(shown))
+        watching = events(shown)
+        name, told = next(watching)
         history = shown.get("history?from=0")
         tree = shown.get("prefixes")
-        code, printed = shown.end()
+        code, printed = shown.end(signal.SIGTERM)
+        assert list(watching)[-1][0] == "end"
     assert (name, code) == ("snapshot", 0)
     assert "Replay of conversations.jsonl.gz" in printed
+    assert {**json.loads(written.read_text()), "command": None} == expected
     replay, requests, misses = told["replay"], expected["requests"], expected["misses"]
     assert (replay["is_over"], replay["is_paused"], replay["speed"]) == (True, False, None)
     assert (replay["requests"], replay["finished"], replay["rejected"]) == (60, 60, 0)
@@ -120,14 +123,14 @@ def _live_block(shown: ShownReplay) -> int:
     return next(place for place, state in enumerate(states) if state & 7 == live)
 
 
-@pytest.mark.parametrize("number", long_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
-def test_the_page_of_an_ended_replay_stays_until_a_signal(number: int) -> None:
+@pytest.mark.long
+def test_the_page_of_an_ended_replay_stays_until_it_is_interrupted() -> None:
     with replaying(EXAMPLE, "--limit", 5, *FAST) as shown:
         shown.wait_for_end()
         assert shown.get("history?from=0")["requests"]
         watching = events(shown)
         next(watching)
-        assert shown.end(number)[0] == 0
+        assert shown.end(signal.SIGINT)[0] == 0
         assert list(watching)[-1][0] == "end"
 
 
