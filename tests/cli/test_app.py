@@ -9,9 +9,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from pagedkv.cli import commands
-from pagedkv.cli.app import BESIDE, SUMMARIES
+from pagedkv.cli.app import BESIDE, SUMMARIES, app
 from tests.cli.command import run
 
 ROOT = Path(__file__).parents[2]
@@ -82,23 +83,27 @@ def test_a_command_that_is_not_there_is_told_with_what_is_like_it() -> None:
     assert "No such command 'curv'. Did you mean 'curve'?" in ended.stderr
 
 
-def completed(*words: str) -> tuple[list[str], set[str]]:
-    """What a shell is told when the last of these words is to be completed, and what was imported for that."""
-    typed = {"COMP_WORDS": " ".join(("pagedkv", *words)), "COMP_CWORD": str(len(words))}
-    _, lines, seen = seeing_imports(_PAGEDKV_COMPLETE="complete_bash", **typed)
-    return lines, seen
+def typed_so_far(*words: str) -> dict[str, str]:
+    """The variables with which a shell asks how the last of these words is completed."""
+    asked = {"COMP_WORDS": " ".join(("pagedkv", *words)), "COMP_CWORD": str(len(words))}
+    return {"_PAGEDKV_COMPLETE": "complete_bash", **asked}
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell is told when the last of these words is to be completed."""
+    return CliRunner().invoke(app, [], prog_name="pagedkv", env=typed_so_far(*words)).stdout.splitlines()
 
 
 def test_a_shell_completes_commands_without_importing_them() -> None:
-    lines, seen = completed("re")
+    _, lines, seen = seeing_imports(**typed_so_far("re"))
     assert lines == ["replay", "report", "record"]
     assert seen.isdisjoint(HEAVY)
 
 
 def test_a_shell_completes_options_and_the_names_of_presets() -> None:
-    assert completed("replay", "--evi")[0] == ["--eviction"]
-    assert "llama-3.1-8b" in completed("plan", "--model", "llama-3.1")[0]
-    assert "llama-3.1-8b/h100" in completed("replay", "--cost-model", "llama-3.1-8b/")[0]
+    assert completed("replay", "--evi") == ["--eviction"]
+    assert "llama-3.1-8b" in completed("plan", "--model", "llama-3.1")
+    assert "llama-3.1-8b/h100" in completed("replay", "--cost-model", "llama-3.1-8b/")
 
 
 @pytest.mark.plain_only
