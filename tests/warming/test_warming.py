@@ -243,30 +243,13 @@ def test_each_loop_that_is_done_is_reported() -> None:
 
 
 @pytest.mark.usefixtures("_warm")
-def test_steps_of_every_kind_compile_nothing_after_a_warm_up() -> None:
-    """Of all mixes of groups, features and policies that the state machines drive."""
-    assert compiled_by(SERVE) == []
+def test_nothing_is_compiled_after_a_warm_up() -> None:
+    """Neither by steps of all mixes that the state machines drive, nor by stores, routers, curves and an engine.
 
-
-@pytest.mark.usefixtures("_warm")
-def test_curves_compile_nothing_after_a_warm_up() -> None:
+    All are driven by one process, since each imports for seconds; what is compiled names its module.
+    """
     options = [option for name in TESTED_POLICIES for option in ("--eviction", name)]
-    assert compiled_by(MEASURE, *options) == []
-
-
-@pytest.mark.usefixtures("_warm")
-def test_routers_compile_nothing_after_a_warm_up() -> None:
-    assert compiled_by(ROUTE) == []
-
-
-@pytest.mark.usefixtures("_warm")
-def test_stores_compile_nothing_after_a_warm_up() -> None:
-    assert compiled_by(STORE) == []
-
-
-@pytest.mark.usefixtures("_warm")
-def test_an_engine_on_a_cpu_compiles_nothing_after_a_warm_up() -> None:
-    assert compiled_by(ANSWER) == []
+    assert compiled_by(SERVE + STORE + ROUTE + MEASURE + ANSWER, *options) == []
 
 
 COMPILE_ATTENTION = """
