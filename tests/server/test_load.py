@@ -19,7 +19,6 @@ from pagedkv.server import LocalEngine, OpenAccess, Served, ServerConfig, Servic
 from tests.server.serving import local_engine, running
 from tests.server.test_exchange import wait_until_idle
 
-NUM_REQUESTS: Final = 300
 NUM_CONNECTIONS: Final = 60
 NUM_PROMPTS: Final = 10
 MOST_GROWN: Final = 100 * 2**20
@@ -36,7 +35,8 @@ def num_open() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
-def test_load_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("num_requests", [100, pytest.param(300, marks=pytest.mark.long)])
+def test_load_leaves_nothing_behind(num_requests: int) -> None:
     """Answers are those of dense generation, usage is that of the receipts, all blocks and descriptors come back."""
     model, tokenizer = load_demo()
     prompts = [decode(question.prompt.tolist()[1:]) for question in draw_questions(NUM_PROMPTS, 4, 1)]
@@ -59,13 +59,13 @@ def test_load_leaves_nothing_behind() -> None:
         wait_until_idle(service)
         num_descriptors, nbytes = num_open(), resident_nbytes()
         served_before = len(served)
-        heard = asyncio.run(ask_all(url, prompts * (NUM_REQUESTS // NUM_PROMPTS), NUM_CONNECTIONS, Mix()))
+        heard = asyncio.run(ask_all(url, prompts * (num_requests // NUM_PROMPTS), NUM_CONNECTIONS, Mix()))
         wait_until_idle(service)
         gc.collect()
         assert num_open() <= num_descriptors + 5
         assert resident_nbytes() <= nbytes + MOST_GROWN
     assert set(heard.statuses) == {200, 400}
-    assert heard.num_left > NUM_REQUESTS // 10
+    assert heard.num_left > num_requests // 10
     assert {prompt: {right[prompt]} for prompt in heard.answers} == heard.answers
     core = local_engine(service).llm.core
     core.space.check()

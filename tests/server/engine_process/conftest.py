@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pagedkv.cli.server_building import Replicas, Serving, applied
 from pagedkv.engine import EngineConfig
 from pagedkv.server import (
     ApiKeys,
     Caller,
     LocalEngine,
     OpenAccess,
+    ServedEngine,
     ServerConfig,
     Service,
-    add_inspected,
-    add_inspector,
 )
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from pagedkv.server.engines import build_engine, tokenizer_of
@@ -106,23 +106,15 @@ class Shown:
 
 @pytest.fixture(scope="session")
 def shown(folder: Path) -> Iterator[Shown]:
-    """Run two servers that differ only in the place of their engine."""
-    spec = ProcessSpec(str(folder), "float32", CONFIG, KEYS.limits, inspector="texts")
-    llm, tokenizer = build_engine(str(folder), "float32", CONFIG, KEYS.limits)
-    local = LocalEngine(llm)
-    with ProcessEngine(spec) as engine, ExitStack() as stack:
-        assert engine.inspected is not None
-        inspected = engine.inspected
-        url = stack.enter_context(
-            running(
-                Service(engine, SHOWN, KEYS, tokenizer=tokenizer),
-                adds=lambda app, service: add_inspected(app, service, inspected),
-            )
-        )
-        local_url = stack.enter_context(
-            running(
-                Service(local, SHOWN, KEYS, tokenizer=tokenizer),
-                adds=lambda app, service: add_inspector(app, service, local, has_texts=True),
-            )
-        )
-        yield Shown(url, engine, local_url, local)
+    """Run two servers, built as the command builds them, that differ only in the place of their engine."""
+    with ExitStack() as stack:
+
+        def built(*, has_own_process: bool) -> tuple[str, ServedEngine]:
+            serving = Serving(str(folder), "float32", CONFIG, SHOWN, KEYS, has_own_process=has_own_process)
+            app, service = stack.enter_context(applied(serving, Replicas(), inspects=True, has_texts=True))
+            return stack.enter_context(running(service, app)), service.engine
+
+        (url, process), (local_url, local) = (built(has_own_process=place) for place in (True, False))
+        assert isinstance(process, ProcessEngine)
+        assert isinstance(local, LocalEngine)
+        yield Shown(url, process, local_url, local)

@@ -104,7 +104,9 @@ def test_requests_end_as_in_this_process() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (ProcessSpec(None, "float32", EngineConfig(num_blocks=1)), "at least 2 blocks"),
+        pytest.param(
+            ProcessSpec(None, "float32", EngineConfig(num_blocks=1)), "at least 2 blocks", marks=pytest.mark.long
+        ),
         (ProcessSpec(None, "float32", CONFIG, events=EventEndpoints("tcp://nowhere", None, "")), "tcp://nowhere"),
     ],
 )

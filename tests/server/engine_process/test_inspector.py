@@ -15,7 +15,6 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from pagedkv.cli.server_building import Replicas, Serving, applied
 from pagedkv.engine import EngineConfig
 from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.server import ApiError, OpenAccess, ServerConfig, Service, add_inspected
@@ -186,23 +185,10 @@ def test_there_is_no_inspector_unless_the_spec_asks_for_one() -> None:
     assert not any("inspector" in each for each in threads)
 
 
-@pytest.mark.parametrize("has_own_process", [True, False])
-def test_the_command_starts_an_inspector_wherever_the_engine_is(has_own_process: bool, folder: Path) -> None:  # noqa: FBT001 - a parameter
-    serving = Serving(
-        str(folder), "float32", CONFIG, ServerConfig("small"), OpenAccess(), has_own_process=has_own_process
-    )
-    with applied(serving, Replicas(), inspects=True, has_texts=True) as (app, service):
-        assert isinstance(service.engine, ProcessEngine) == has_own_process
-        with running(service, app) as url:
-            ask(url, PRIVATE)
-            block = CLIENT.get(f"{url}/inspect/block/full/1").json()
-            assert block["text"] == PRIVATE[:16]
-            assert CLIENT.get(f"{url}/inspect").status_code == 200
-
-
 # The end
 
 
+@pytest.mark.long  # the end of the process: test_ends.py; of its inspector's link: test_inspection.py
 def test_a_killed_engine_ends_the_stream_and_every_path_says_so(folder: Path) -> None:
     with ExitStack() as stack:
         engine = stack.enter_context(ProcessEngine(ProcessSpec(str(folder), "float32", CONFIG, inspector="blocks")))
