@@ -84,9 +84,8 @@ def test_import_alone_loads_neither_numpy_nor_numba() -> None:
 
 
 def test_public_names_are_found_however_they_are_asked_for() -> None:
-    run_python("import pagedkv; pagedkv.BlockSpace; pagedkv.space.BlockSpace")
+    run_python("import pagedkv; assert 'BlockSpace' in dir(pagedkv); pagedkv.BlockSpace; pagedkv.space.BlockSpace")
     run_python("from pagedkv import *; BlockSpace")
-    run_python("import pagedkv; assert 'BlockSpace' in dir(pagedkv)")
 
 
 def test_dir_lists_what_users_import_and_nothing_that_the_package_uses_itself() -> None:
@@ -129,7 +128,7 @@ def test_a_name_that_is_not_public_is_refused() -> None:
     ("statements", "noticed"),
     [
         ("import hypothesis", "hypothesis"),
-        ("try:\n    import torch\nexcept ImportError:\n    pass", "torch"),
+        ("try:\n    import msgspec\nexcept ImportError:\n    pass", "msgspec"),
     ],
     ids=["installed", "tried and caught"],
 )

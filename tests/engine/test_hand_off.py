@@ -9,12 +9,11 @@ from typing import Final
 
 import pytest
 
-from pagedkv.engine import LLM, EngineConfig, HandOff, Intent, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, HandOff, Intent, SamplingParams
 from pagedkv.errors import ConfigurationError
 from pagedkv.tiers import FolderTier, HostTier
-from tests.choosing import long_but
 from tests.engine.families import make_model
-from tests.engine.serving import CONFIG, compare, poison, reference
+from tests.engine.serving import CONFIG, compare, poison, reference_of
 
 NUM_NEW: Final = 6
 PARAMS: Final = SamplingParams(max_tokens=NUM_NEW)
@@ -27,10 +26,13 @@ from pathlib import Path
 from pagedkv.engine import LLM, SamplingParams
 from tests.engine.families import make_model
 from tests.engine.test_hand_off import LONG, config
-llm = LLM(make_model(sys.argv[1]), config(Path(sys.argv[2])))
-llm.generate([LONG], SamplingParams(max_tokens=1))
-print(json.dumps(asdict(llm.hand_over(LONG))))
-"""
+folder = Path(sys.argv[1])
+for family in sys.argv[2:]:
+    llm = LLM(make_model(family), config(folder / family))
+    llm.generate([LONG], SamplingParams(max_tokens=1))
+    print(json.dumps(asdict(llm.hand_over(LONG))))
+LLM(make_model("llama"), config(folder / "ended")).generate([LONG], SamplingParams(max_tokens=1))
+"""  # and the process ends: stores are given the time to write
 
 
 def config(folder: Path) -> EngineConfig:
@@ -52,31 +54,36 @@ def test_of_a_prompt_that_was_never_stored_nothing_is_listed(tmp_path: Path) -> 
     assert decoding.take_over(replace(hand_off, prompt=""), LONG) == 64
 
 
+def decoded(llm: LLM) -> EngineRequest:
+    """Answer the prompt."""
+    (request,) = llm.submit([LONG], PARAMS)
+    while llm.core.has_work:
+        llm.step()
+        llm.core.space.check()
+    return request
+
+
 @pytest.mark.parametrize(
-    ("family", "num_tokens"),
-    long_but(
-        [("gemma3_text", 68), ("lfm2", 64)],
-        [("llama", 64), ("gemma3_text", 68), ("lfm2", 64), ("deepseek_v32", 64)],
-    ),
+    "num_tokens",
+    [{"gemma3_text": 68, "lfm2": 64}, pytest.param({"llama": 64, "deepseek_v32": 64}, marks=pytest.mark.long)],
 )
-def test_a_process_computes_a_prompt_and_a_running_engine_decodes_it(
-    family: str, num_tokens: int, tmp_path: Path
-) -> None:
-    model = make_model(family)
-    decoding = LLM(model, config(tmp_path))  # it is running before anything is stored
-    poison(decoding)
+def test_a_process_computes_prompts_and_other_engines_decode_them(num_tokens: dict[str, int], tmp_path: Path) -> None:
+    """One that runs before anything is stored takes a prompt over; one that is built afterwards hits."""
+    running = {family: LLM(make_model(family), config(tmp_path / family)) for family in num_tokens}
+    command = [sys.executable, "-c", PREFILL, str(tmp_path), *num_tokens]
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", PREFILL, family, str(tmp_path)]
     told = subprocess.run(command, check=True, timeout=120, cwd=root, capture_output=True, text=True).stdout
-    hand_off = HandOff(**json.loads(told.splitlines()[-1]))
-    assert hand_off.num_tokens == num_tokens
-    assert decoding.take_over(hand_off, LONG) == num_tokens
-    (request,) = decoding.submit([LONG], PARAMS)
-    while decoding.core.has_work:
-        decoding.step()
-        decoding.core.space.check()
-    compare([request], reference(model, [LONG], NUM_NEW))
-    assert sum(request.num_loaded_tokens.values()) == num_tokens
+    for (family, decoding), line in zip(running.items(), told.splitlines()[-len(running) :], strict=True):
+        poison(decoding)
+        hand_off = HandOff(**json.loads(line))
+        assert hand_off.num_tokens == num_tokens[family]
+        assert decoding.take_over(hand_off, LONG) == num_tokens[family]
+        request = decoded(decoding)
+        compare([request], reference_of(family, [LONG], NUM_NEW))
+        assert sum(request.num_loaded_tokens.values()) == num_tokens[family]
+    request = decoded(LLM(make_model("llama"), config(tmp_path / "ended")))
+    compare([request], reference_of("llama", [LONG], NUM_NEW))
+    assert sum(request.num_loaded_tokens.values()) == 64
 
 
 def test_what_was_not_handed_over_is_computed(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
@@ -25,6 +23,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.space import Receipt
 from pagedkv.tiers import BodyTier, FolderTier, HostBody, HostTier, ObjectTier, RedisTier, StoreStatistics, Tier
 from pagedkv.tiers.served import TierCause
+from tests.choosing import long_but
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, Reference, compare, poison, reference, serve
 from tests.engine.tier_bodies import FAULTS, TestBody, tier_over
@@ -94,7 +93,7 @@ FAMILIES: Final = {
 """Tokens that each prompt loads: in whole runs, or up to where windows and states were stored."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(("llama", "gemma3_text", "deepseek_v32", "deepseek_v4", "lfm2"), FAMILIES))
 def test_a_folder_serves_another_engine_and_answers_stay(family: str, tmp_path: Path) -> None:
     model = make_model(family)
     config = with_tiers(
@@ -148,24 +147,6 @@ def test_copies_of_a_load_go_on_over_steps_while_others_run(
     run_until(llm, [*waiting, *others])
     compare(waiting, answers[:1])
     assert loaded(waiting) == [64]
-
-
-def test_a_folder_serves_after_a_restart_of_the_process(
-    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
-) -> None:
-    script = f"""
-from pagedkv.engine import LLM, EngineConfig, SamplingParams
-from pagedkv.tiers import FolderTier
-from tests.engine.families import make_model
-config = EngineConfig(block_size=4, num_blocks=60, max_tokens=100, self_test=False, warm_up=False,
-                      tiers=(FolderTier({str(tmp_path)!r}, "64MiB"),))
-LLM(make_model("llama"), config).generate([{LONG}], SamplingParams(max_tokens=2))
-"""  # and the process ends: stores are given the time to write
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=Path(__file__).parents[2])
-    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS)))
-    requests, _ = serve(llm, PROMPTS[:1], PARAMS)
-    compare(requests, answers[:1])
-    assert loaded(requests) == [64]
 
 
 def test_promise_29_hits_by_medium_add_up_over_two_tiers(
