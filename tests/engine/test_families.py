@@ -8,7 +8,7 @@ from pagedkv.engine import LLM, EngineRequest, PromptLookup, RequestOutput, Samp
 from tests.choosing import long_but
 from tests.engine.families import CONFIGS, MORE, make_model
 from tests.engine.guesses import guess
-from tests.engine.serving import CONFIG, PROMPTS, REPETITIVE, compare, poison, reference, serve
+from tests.engine.serving import CONFIG, PROMPTS, REPETITIVE, compare, poison, reference_of, serve
 
 NUM_BLOCKS = {"mistral": 12, "phi3": 12, "deepseek_v4": 14}
 """Of families that keep windows alone, or few blocks of many tokens, which need fewer."""
@@ -26,7 +26,7 @@ compressed entries.
 @pytest.mark.parametrize("name", long_but(EACH_TIME, CONFIGS))
 def test_a_family_answers_as_it_does_dense(name: str) -> None:
     model = make_model(name)
-    references = reference(model, PROMPTS)
+    references = reference_of(name)
     num_blocks = NUM_BLOCKS.get(name, 28)
     for config in (
         replace(CONFIG, num_blocks=num_blocks, self_test=True),
@@ -49,7 +49,7 @@ def test_a_family_answers_so_with_guesses(name: str) -> None:
     """Every second request is guessed by lookup, the others by hand: two tokens of three are right."""
     model = make_model(name)
     prompts = PROMPTS if name in NUM_BLOCKS else REPETITIVE  # windows alone are preempted behind these
-    references = reference(model, prompts)
+    references = reference_of(name, prompts)
     speculating = replace(CONFIG, num_blocks=10 if name in NUM_BLOCKS else 18, speculation=PromptLookup())
     for config in (speculating, replace(speculating, preemption="swap", num_host_blocks=60, min_partial_hit=1)):
         llm = LLM(model, config)
@@ -77,7 +77,7 @@ def test_further_families_do_so_as_well(name: str) -> None:
     llm = LLM(model, replace(CONFIG, self_test=True))
     poison(llm)
     requests, _ = serve(llm)
-    compare(requests, reference(model, PROMPTS))
+    compare(requests, reference_of(name))
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "deepseek_v4"])
@@ -94,7 +94,7 @@ def test_a_prompt_hits_what_another_one_computes_in_the_same_step(name: str) -> 
     assert (record.num_prefilled, record.num_hit_tokens) == (len(PROMPTS[0]) + 5, 24), "both are in one step"
     while llm.core.has_work:
         llm.step()
-    compare(requests, reference(model, prompts, 6))
+    compare(requests, reference_of(name, prompts, 6))
 
 
 HITS_ANSWERS = {"bamba": True, "zamba2": False, "nemotron_h": False}

@@ -10,7 +10,7 @@ from pagedkv.errors import RequestError
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
-from tests.engine.serving import CONFIG, PROMPTS, poison, reference
+from tests.engine.serving import CONFIG, PROMPTS, poison, reference, reference_of
 
 ROOMY = replace(CONFIG, num_blocks=200)
 GREEDY = SamplingParams(max_tokens=20)
@@ -59,7 +59,7 @@ def test_a_fork_goes_on_as_the_model_does_from_there(name: str, at: int | None) 
     child = request.fork(at=at, params=GREEDY)
     assert child.prompt_token_ids.tolist() == tokens[:at]
     finish(llm)
-    expected = reference(model, [PROMPTS[0], tokens[:at]])
+    expected = [*reference_of(name, PROMPTS[:1]), *reference(model, [tokens[:at]])]
     for each, theirs in zip((request, child), expected, strict=True):
         assert each.samples[0].token_ids[: theirs.num_certain] == theirs.token_ids[: theirs.num_certain]
     assert child.output().num_computed_tokens == (child.num_missing_tokens or 0) + 19
@@ -115,7 +115,7 @@ def test_what_waits_prefills_or_has_ended_can_be_forked(model: PreTrainedModel) 
     finish(llm)
     late = waiting.fork(at=30, params=GREEDY)
     finish(llm)
-    expected = reference(model, [PROMPTS[0]])[0].token_ids
+    expected = reference_of("llama", PROMPTS[:1])[0].token_ids
     assert [each.samples[0].token_ids for each in (waiting, early, middle)] == [expected] * 3
     assert late.num_missing_tokens == 2, "7 blocks of 4 tokens survive"
     assert late.samples[0].token_ids[:16] == expected[4:]
@@ -146,7 +146,7 @@ def test_params_alone_say_how_many_answers_a_fork_has(model: PreTrainedModel) ->
 
 def test_greedy_answers_of_one_prompt_are_all_the_same(model: PreTrainedModel) -> None:
     outputs = LLM(model, ROOMY).generate(PROMPTS[:2], replace(GREEDY, n=3))
-    for output, expected in zip(outputs, reference(model, PROMPTS[:2]), strict=True):
+    for output, expected in zip(outputs, reference_of("llama", PROMPTS[:2]), strict=True):
         assert [each.token_ids for each in output.completions] == [tuple(expected.token_ids)] * 3
 
 

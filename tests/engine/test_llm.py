@@ -12,7 +12,7 @@ from pagedkv.errors import ConfigurationError, EngineError, RequestError
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
-from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, compare, reference, serve
+from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, compare, reference, reference_of, serve
 
 ROOMY = replace(CONFIG, num_blocks=200)
 PARAMS = SamplingParams(max_tokens=NUM_NEW)
@@ -23,13 +23,13 @@ def llm(model: PreTrainedModel) -> LLM:
     return LLM(model, ROOMY)
 
 
-def answers(model: PreTrainedModel, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[list[int]]:
-    return [each.token_ids for each in reference(model, prompts)]
+def answers(prompts: Sequence[Sequence[int]] = PROMPTS) -> list[list[int]]:
+    return [each.token_ids for each in reference_of("llama", prompts)]
 
 
-def test_outputs_are_in_the_order_of_prompts(llm: LLM, model: PreTrainedModel) -> None:
+def test_outputs_are_in_the_order_of_prompts(llm: LLM) -> None:
     outputs = llm.generate(PROMPTS, PARAMS)
-    assert [list(output.token_ids) for output in outputs] == answers(model)
+    assert [list(output.token_ids) for output in outputs] == answers()
     assert [list(output.prompt_token_ids) for output in outputs] == [list(prompt) for prompt in PROMPTS]
     assert {output.completions[0].finish_reason for output in outputs} == {"length"}
     assert all(0 < output.first_token_seconds <= output.total_seconds for output in outputs)  # type: ignore[operator]
@@ -42,13 +42,13 @@ def test_a_second_call_hits_what_the_first_left(llm: LLM) -> None:
     assert first.token_ids == second.token_ids
 
 
-def test_tokens_stream_as_they_come(llm: LLM, model: PreTrainedModel) -> None:
+def test_tokens_stream_as_they_come(llm: LLM) -> None:
     streamed: dict[int, list[int]] = {place: [] for place in range(len(PROMPTS))}
     ends = []
     for update in llm.stream(PROMPTS, PARAMS):
         streamed[update.prompt] += update.token_ids
         ends += [update.finish_reason] * (update.finish_reason is not None)
-    assert list(streamed.values()) == answers(model)
+    assert list(streamed.values()) == answers()
     assert ends == ["length"] * len(PROMPTS)
 
 
@@ -61,7 +61,7 @@ def test_who_stops_listening_ends_the_requests(llm: LLM) -> None:
 
 
 def test_a_stop_token_ends_an_answer_and_is_part_of_it(llm: LLM, model: PreTrainedModel) -> None:
-    expected = answers(model)[0]
+    expected = answers()[0]
     stop = expected[5]
     first = expected.index(stop) + 1
     output = llm.generate(PROMPTS[:1], replace(PARAMS, stop_token_ids=(stop,)))[0]
@@ -74,7 +74,7 @@ def test_a_stop_token_ends_an_answer_and_is_part_of_it(llm: LLM, model: PreTrain
 
 
 def test_the_models_own_end_is_heeded_unless_ignored(model: PreTrainedModel) -> None:
-    expected = answers(model)[0]
+    expected = answers()[0]
     model.generation_config.eos_token_id = [expected[3]]
     try:
         llm = LLM(model, ROOMY)
@@ -94,7 +94,7 @@ def test_several_answers_share_a_prompt(name: str, num_blocks: int) -> None:
     model = make_model(name)
     llm = LLM(model, replace(CONFIG, num_blocks=num_blocks))
     requests, _ = serve(llm, PROMPTS[:4], replace(PARAMS, n=3, temperature=1.0, top_k=1))
-    compare(requests, reference(model, PROMPTS[:4]))
+    compare(requests, reference_of(name, PROMPTS[:4]))
     assert all(len(request.samples) == 3 for request in requests)
 
 
@@ -183,7 +183,7 @@ def test_what_has_no_room_at_all_is_refused_all_the_same(
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_request_disturbs_nobody(llm: LLM, model: PreTrainedModel, what: str) -> None:
+def test_a_bad_request_disturbs_nobody(llm: LLM, what: str) -> None:
     prompt, params, message = BAD[what]
     under_way = llm.submit(PROMPTS[:1], PARAMS)
     llm.step()
@@ -191,7 +191,7 @@ def test_a_bad_request_disturbs_nobody(llm: LLM, model: PreTrainedModel, what: s
         llm.generate([PROMPTS[1], prompt], [PARAMS, params])  # type: ignore[list-item]
     while llm.core.has_work:
         llm.step()
-    assert [under_way[0].samples[0].token_ids] == answers(model, PROMPTS[:1])
+    assert [under_way[0].samples[0].token_ids] == answers(PROMPTS[:1])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_memory_that_cannot_work_is_refused(model: PreTrainedModel, bad: dict[st
 def test_memory_is_split_by_bytes(model: PreTrainedModel) -> None:
     llm = LLM(model, EngineConfig(self_test=False, kv_nbytes=2**20))
     assert 2**20 - 8192 <= llm.core.executor.storage.device_nbytes <= 2**20
-    assert list(llm.generate(PROMPTS[:1], PARAMS)[0].token_ids) == answers(model)[0]
+    assert list(llm.generate(PROMPTS[:1], PARAMS)[0].token_ids) == answers()[0]
 
 
 def test_a_broken_invariant_ends_the_engine(llm: LLM, model: PreTrainedModel) -> None:

@@ -18,13 +18,15 @@ from pagedkv.models.config import ModelConfig
 from pagedkv.probe.layers import Rule, group_layers
 from pagedkv.probe.probing import probe, require_supported, rule_of_mask
 from pagedkv.probe.sizing import memory_of
+from tests.choosing import long_but
 from tests.engine.families import BASE, CONFIGS, make_model
 from tests.engine.family_matrix.tiny import make_tiny
+from tests.engine.test_families import EACH_TIME
 
 BLOCK_SIZE = 4
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", long_but(EACH_TIME, CONFIGS))
 def test_groups_are_those_that_a_plan_has_of_the_config(name: str) -> None:
     model = make_model(name)
     config = json.loads(json.dumps({**model.config.to_dict(), "dtype": "float32"}, default=str))

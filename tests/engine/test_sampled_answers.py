@@ -16,7 +16,7 @@ from pagedkv.probe import compat
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
-from tests.engine.serving import CONFIG, PROMPTS, compare, reference, serve
+from tests.engine.serving import CONFIG, PROMPTS, compare, reference_of, serve
 
 ROOMY = replace(CONFIG, num_blocks=200)
 NUM_NEW = 16
@@ -103,7 +103,7 @@ class Letters:
 
 @pytest.mark.parametrize("memory", SHORT)
 def test_a_stop_text_ends_an_answer_and_is_cut_off(model: PreTrainedModel, memory: str) -> None:
-    expected = [each.token_ids for each in reference(model, PROMPTS, NUM_NEW)]
+    expected = [each.token_ids for each in reference_of("llama", PROMPTS, NUM_NEW)]
     texts = [Letters().decode(tokens) for tokens in expected]
     llm = LLM(model, SHORT[memory], tokenizer=Letters())
     params = [replace(GREEDY, stop=["never", text[6:9]]) for text in texts]
@@ -117,7 +117,7 @@ def test_a_stop_text_ends_an_answer_and_is_cut_off(model: PreTrainedModel, memor
 
 
 def test_bad_words_as_text_are_not_said(model: PreTrainedModel) -> None:
-    text = Letters().decode(reference(model, PROMPTS[:1], NUM_NEW)[0].token_ids)
+    text = Letters().decode(reference_of("llama", PROMPTS[:1], NUM_NEW)[0].token_ids)
     llm = LLM(model, ROOMY, tokenizer=Letters())
     answer = llm.generate(PROMPTS[:1], replace(GREEDY, bad_words=[text[4:6]]))[0].completions[0].text
     assert answer is not None
@@ -126,7 +126,7 @@ def test_bad_words_as_text_are_not_said(model: PreTrainedModel) -> None:
 
 
 def test_the_text_ends_before_the_token_that_ended_it(model: PreTrainedModel) -> None:
-    tokens = reference(model, PROMPTS[:1], NUM_NEW)[0].token_ids
+    tokens = reference_of("llama", PROMPTS[:1], NUM_NEW)[0].token_ids
     llm = LLM(model, ROOMY, tokenizer=Letters())
     completion = llm.generate(PROMPTS[:1], replace(GREEDY, stop_token_ids=[tokens[5]]))[0].completions[0]
     end = tokens.index(tokens[5])
@@ -186,7 +186,7 @@ def test_those_of_a_prompt_are_right_over_chunks_preemption_and_declined_hits(na
             assert each.token_id == token
             assert each.logprob == pytest.approx(float(expected[place, token]), abs=2e-3)
             assert len(each.top) == 2
-    compare(requests, reference(model, PROMPTS, NUM_NEW))
+    compare(requests, reference_of(name, PROMPTS, NUM_NEW))
 
 
 def test_the_default_type_of_torch_changes_no_answer(model: PreTrainedModel) -> None:
@@ -234,7 +234,7 @@ def test_hidden_states_are_pooled_over_chunks_preemption_and_hits(name: str, poo
         with torch.inference_mode():
             hidden = compat.body(model)(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
         assert found == pytest.approx(hidden.mean(dim=0) if pooling == "mean" else hidden[-1], abs=2e-3)
-    compare(requests, reference(model, PROMPTS, NUM_NEW))
+    compare(requests, reference_of(name, PROMPTS, NUM_NEW))
 
 
 def test_log_probabilities_of_named_tokens_are_told_in_their_order(model: PreTrainedModel) -> None:
@@ -294,7 +294,7 @@ def test_a_row_that_waits_disturbs_nobody_and_says_the_same(model: PreTrainedMod
     params = [GREEDY, replace(GREEDY, logits_processors=[Slow(3)]), *[GREEDY] * 4]
     llm = LLM(model, SHORT[memory])
     requests = serve_each(llm, params)
-    compare(requests, reference(model, PROMPTS, NUM_NEW))
+    compare(requests, reference_of("llama", PROMPTS, NUM_NEW))
     assert llm.core.space.num_live_blocks() == 0
     if memory == "room":
         finished = [request.finished or 0.0 for request in requests]
@@ -320,7 +320,7 @@ def test_a_row_that_fails_ends_with_its_error_and_the_others_go_on(model: PreTra
     params = [GREEDY, replace(GREEDY, logits_processors=[broken]), *[GREEDY] * 4]
     llm = LLM(model, ROOMY)
     outputs = llm.generate(PROMPTS, params)
-    expected = reference(model, PROMPTS, NUM_NEW)
+    expected = reference_of("llama", PROMPTS, NUM_NEW)
     assert outputs[1].error == "ValueError: my own mistake"
     assert outputs[1].completions[0].finish_reason == "failed"
     assert list(outputs[1].token_ids) == expected[1].token_ids[:3]
@@ -335,7 +335,7 @@ def test_a_request_that_forbids_every_token_fails_alone(model: PreTrainedModel) 
     outputs = LLM(model, ROOMY).generate(PROMPTS[:2], [nothing, GREEDY])
     assert outputs[0].error is not None
     assert SamplingError.__name__ in outputs[0].error
-    assert list(outputs[1].token_ids) == reference(model, PROMPTS[1:2], NUM_NEW)[0].token_ids
+    assert list(outputs[1].token_ids) == reference_of("llama", PROMPTS[1:2], NUM_NEW)[0].token_ids
 
 
 def test_whoever_waits_can_be_aborted(model: PreTrainedModel) -> None:

@@ -18,7 +18,7 @@ from pagedkv.engine.self_test import ask_dense
 from pagedkv.errors import EngineError
 from pagedkv.probe.compat import IMPLEMENTATION, BorrowedModel
 from tests.engine.families import make_model
-from tests.engine.serving import CONFIG, PROMPTS, reference
+from tests.engine.serving import CONFIG, PROMPTS, reference_of
 
 ROOMY = replace(CONFIG, num_blocks=200)
 PARAMS = SamplingParams(max_tokens=12)
@@ -51,7 +51,7 @@ def serve(llm: LLM) -> list[tuple[int, ...]]:
 
 def test_two_engines_in_two_threads_take_turns(model: PreTrainedModel) -> None:
     implementation = model.config._attn_implementation
-    expected = [tuple(each.token_ids) for each in reference(model, PROMPTS, 12)] * NUM_ROUNDS
+    expected = [tuple(each.token_ids) for each in reference_of("llama", PROMPTS, 12)] * NUM_ROUNDS
     engines = [LLM(model, ROOMY) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(serve, engines)) == [expected] * 2
@@ -62,7 +62,7 @@ def test_engines_are_made_and_asked_for_dense_answers_while_another_one_serves(m
     """A probe, a self-test and a dense answer borrow the model as a step does."""
     implementation = model.config._attn_implementation
     serving = LLM(model, ROOMY)
-    expected = [tuple(each.token_ids) for each in reference(model, PROMPTS, 12)]
+    expected = [tuple(each.token_ids) for each in reference_of("llama", PROMPTS, 12)]
     with ThreadPoolExecutor(2) as threads:
         served = threads.submit(serve, serving)
         others = [threads.submit(LLM, model, replace(ROOMY, self_test=True)).result() for _ in range(3)]
@@ -74,7 +74,7 @@ def test_engines_are_made_and_asked_for_dense_answers_while_another_one_serves(m
 
 def test_two_asynchronous_engines_over_one_model_serve_side_by_side(model: PreTrainedModel) -> None:
     implementation = model.config._attn_implementation
-    expected = [tuple(each.token_ids) for each in reference(model, PROMPTS, 12)]
+    expected = [tuple(each.token_ids) for each in reference_of("llama", PROMPTS, 12)]
 
     async def main() -> None:
         async with AsyncLLM(LLM(model, ROOMY)) as one, AsyncLLM(LLM(model, ROOMY)) as other:
@@ -92,7 +92,7 @@ def test_models_of_one_config_take_turns(model: PreTrainedModel) -> None:
     twin.load_state_dict(model.state_dict())
     assert twin.config is model.config
     implementation = model.config._attn_implementation
-    expected = [tuple(each.token_ids) for each in reference(model, PROMPTS, 12)] * NUM_ROUNDS
+    expected = [tuple(each.token_ids) for each in reference_of("llama", PROMPTS, 12)] * NUM_ROUNDS
     engines = [LLM(each, ROOMY) for each in (model, twin)]
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(serve, engines)) == [expected] * 2
@@ -187,4 +187,4 @@ def test_a_step_in_another_thread_is_refused_and_changes_nothing(model: PreTrain
     while not request.is_finished:
         llm.step()
         llm.core.space.check()
-    assert tuple(request.samples[0].token_ids) == tuple(reference(model, PROMPTS[:1], 12)[0].token_ids)
+    assert tuple(request.samples[0].token_ids) == tuple(reference_of("llama", PROMPTS[:1], 12)[0].token_ids)

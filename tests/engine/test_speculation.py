@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel
 
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, PromptLookup, RequestOutput, SamplingParams
 from pagedkv.space import Receipt
+from tests.choosing import long_but
 from tests.engine.families import make_model
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, poison
@@ -74,8 +76,9 @@ def require_same(output: RequestOutput, expected: RequestOutput) -> None:
             assert [token for token, _ in one.top] == [token for token, _ in same.top]
 
 
-@pytest.mark.parametrize("memory", SHORT)
-@pytest.mark.parametrize("wrong_every", [0, 3])
+@pytest.mark.parametrize(
+    ("memory", "wrong_every"), long_but([("room", 3), ("recompute", 3), ("swap", 0)], product(SHORT, [0, 3]))
+)
 def test_answers_are_the_same_with_guesses(
     model: PreTrainedModel, plain: list[RequestOutput], memory: str, wrong_every: int
 ) -> None:
@@ -119,7 +122,7 @@ def test_guesses_that_are_wrong_or_wrongly_judged_would_be_noticed(
         require_same(llm.output(requests[0]), plain[4])
 
 
-@pytest.mark.parametrize("place", range(1, NUM_NEW))
+@pytest.mark.parametrize("place", long_but((1, 2, 5, NUM_NEW - 1), range(1, NUM_NEW)))
 def test_a_token_that_ends_an_answer_ends_it_among_accepted_drafts(model: PreTrainedModel, place: int) -> None:
     """Wherever it stands among the drafts: first, last, or the one behind them."""
     (answer,) = (output.token_ids for output in LLM(model, ROOMY).generate(PROMPTS[:1], GREEDY))

@@ -25,7 +25,7 @@ from pagedkv.probe.probing import probe
 from tests.choosing import long_but
 from tests.engine.families import CONFIGS, MORE, SPARSE, make_model, moved
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
-from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
+from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, reference_of, serve
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES = (
@@ -290,7 +290,7 @@ def test_without_latents_there_is_nothing_to_read() -> None:
 
 @pytest.mark.parametrize("name", long_but(("deepseek_v32", "dots3_note_text", "hy_v4"), SELECTING))
 def test_selected_latents_are_attended_to_without_unfolding_them(name: str) -> None:
-    model, references = make_model(name), reference(make_model(name), PROMPTS)
+    model, references = make_model(name), reference_of(name)
     if Version(transformers.__version__) < Version("5.23") and not group_layers(probe(model), BLOCK_SIZE, 8).latents:
         pytest.skip(f"the class of transformers {transformers.__version__} unfolds latents before they are cached")
     config = replace(CONFIG, absorb_latents=True, self_test=True)
