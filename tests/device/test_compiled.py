@@ -1,6 +1,7 @@
 """Every kernel compiles for GPUs that are not there: Hopper, and Ampere but for e4m3, which it does not have."""
 
 import os
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from pagedkv.device.kernels.triton import (  # noqa: E402
     tables,
     tokens,
 )
+from tests.choosing import long_but  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
@@ -76,22 +78,26 @@ def table_types(kernel: Any) -> dict[str, str]:  # noqa: ANN401 - Triton's
     }
 
 
-@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize("capability", long_but((HOPPER,), (HOPPER, AMPERE)))
 @pytest.mark.parametrize("kernel", TABLE_KERNELS, ids=lambda kernel: kernel.fn.__name__)
 def test_table_kernels_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - Triton's
     assert f"sm_{capability}" in compiled(kernel, capability, table_types(kernel))
 
 
-@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize("capability", long_but((AMPERE,), (HOPPER, AMPERE)))
 @pytest.mark.parametrize("kernel", [blocks._copy_kernel, blocks._zero_kernel], ids=lambda kernel: kernel.fn.__name__)
 def test_block_kernels_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - Triton's
     types = {name: "*i64" if name == "pieces" else "*i32" for name in kernel.arg_names}
     assert f"sm_{capability}" in compiled(kernel, capability, types)
 
 
-@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
-@pytest.mark.parametrize("words", ["u8", "i16", "i32", "i64"])
-@pytest.mark.parametrize("to_blocks", [False, True])
+@pytest.mark.parametrize(
+    ("words", "capability", "to_blocks"),
+    long_but(
+        [("u8", HOPPER, False), ("i16", AMPERE, True), ("i32", HOPPER, True), ("i64", AMPERE, False)],
+        product(("u8", "i16", "i32", "i64"), (HOPPER, AMPERE), (False, True)),
+    ),
+)
 def test_states_are_copied_in_words_of_every_size(words: str, capability: int, to_blocks: bool) -> None:  # noqa: FBT001
     types = {"blocks": f"*{words}", "rows": f"*{words}", "block_ids": "*i32", "size": "i32"}
     types |= dict.fromkeys(("block_b", "block_l", "row_l", "row_n"), "i64")
@@ -225,8 +231,13 @@ def test_what_is_chosen_for_wide_heads_fits_into_shared_memory(kernel: Any, dims
     assert 0 < made.metadata.shared <= SHARED_NBYTES
 
 
-@pytest.mark.parametrize("value_dim", [256, 512])
-@pytest.mark.parametrize(("dtype", "is_far"), [("bf16", False), ("fp16", False), ("bf16", True)])
+@pytest.mark.parametrize(
+    ("dtype", "is_far", "value_dim"),
+    long_but(
+        [("bf16", False, 512), ("fp16", False, 256), ("bf16", True, 512)],
+        [(*each, dim) for each in (("bf16", False), ("fp16", False), ("bf16", True)) for dim in (256, 512)],
+    ),
+)
 def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int, is_far: bool) -> None:  # noqa: FBT001
     """Products are those of groups of warps, copies do not pass through registers, and all fits into shared memory."""
     kernel = latents.latent_kernel
@@ -255,8 +266,9 @@ def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int, is
     assert made.metadata.shared <= SHARED_NBYTES
 
 
-@pytest.mark.parametrize("is_one", [False, True], ids=["any", "one"])
-@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize(
+    ("capability", "is_one"), long_but([(HOPPER, False), (AMPERE, True)], product((HOPPER, AMPERE), (False, True)))
+)
 @pytest.mark.parametrize(
     "kernel", [drawing._words_kernel, drawing._bound_kernel, drawing._pick_kernel, filtering._least_kernel]
 )
