@@ -43,6 +43,8 @@ replay: $(STAMP) ## replay generated conversations, then a recorded trace if it 
 # More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 20).
 OPERATIONS ?= 6000
 PROFILE ?= quick
+# Processes of tests import modules that others have compiled, and pytest takes its own as it has rewritten them.
+unexport PYTHONDONTWRITEBYTECODE
 # Workers take all cores, so each has one thread.
 test test-plain test-long test-long-part test-ray test-transformers: export OMP_NUM_THREADS := 1
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
