@@ -415,7 +415,6 @@ class ModelRunner:
         self._captured = captured
         self._uncaptured = uncaptured
         self._compiled = compiled
-        self._implementation = IMPLEMENTATION if compiled is None else COMPILED
         self._replays_steps = replays_steps
         self._model = model
         self._groups = groups
@@ -434,6 +433,10 @@ class ModelRunner:
     def capture_state(self) -> CaptureState:
         """The sizes of passes that are captured as graphs, and the reason where none are."""
         return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
+
+    @property
+    def _implementation(self) -> str:
+        return IMPLEMENTATION if self._compiled is None else COMPILED
 
     def compile(self) -> None:
         """Compile the model, if it is to be; before :meth:`prepare`. No rank waits for another, and nothing is summed.
