@@ -179,6 +179,14 @@ def test_the_library_needs_no_extra() -> None:
     assert without(missing, program).stderr == ""
 
 
+def test_the_server_needs_no_extra_but_its_own() -> None:
+    """What an extra of a format, of a store or of spans needs is imported when one is asked for."""
+    missing = "llguidance zmq redis obstore zstandard cryptography peft pyarrow jinja2 markupsafe matplotlib"
+    told = without(missing, "from pagedkv.server import *; import pagedkv.server.engine_process").stderr
+    assert told == ""
+    assert "llguidance" in without("llguidance", "import pagedkv.server.grammars").stderr
+
+
 @pytest.mark.parametrize(
     ("missing", "packages"),
     [

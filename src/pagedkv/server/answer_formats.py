@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+import torch
+
 from pagedkv.engine import SamplingParams
 from pagedkv.engine.sampling import TokenMatcher
 from pagedkv.server.http import ApiError
@@ -205,3 +207,20 @@ def with_matchers(params: SamplingParams, formats: Formats) -> SamplingParams:
         for each in params.logits_processors
     ]
     return replace(params, logits_processors=tuple(each for each in processors if each is not None))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """Allows the same tokens at every place of an answer, as a processor of logits.
+
+    Args:
+        token_ids: the tokens, inside the vocabulary.
+    """
+
+    token_ids: tuple[int, ...]
+
+    def __call__(self, token_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:  # noqa: ARG002 - as called
+        """Return the scores, those of other tokens -inf."""
+        allowed = torch.tensor(self.token_ids, device=scores.device)
+        return torch.full_like(scores, -torch.inf).index_copy_(1, allowed, scores[:, allowed])

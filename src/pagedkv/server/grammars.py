@@ -13,7 +13,6 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 from typing import Any, Final, final
@@ -406,20 +405,3 @@ class ThoughtsMatcher:
         copy = ThoughtsMatcher(self._inner.fork(), self._marker, self._texts)
         copy.least = self.least
         return copy
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class AllowedTokens:
-    """Allows the same tokens at every place of an answer, as a processor of logits.
-
-    Args:
-        token_ids: the tokens, inside the vocabulary.
-    """
-
-    token_ids: tuple[int, ...]
-
-    def __call__(self, token_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:  # noqa: ARG002 - as called
-        """Return the scores, those of other tokens -inf."""
-        allowed = torch.tensor(self.token_ids, device=scores.device)
-        return torch.full_like(scores, -torch.inf).index_copy_(1, allowed, scores[:, allowed])

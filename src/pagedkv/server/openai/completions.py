@@ -20,10 +20,10 @@ from starlette.types import Receive
 from pagedkv.engine import Breakpoint, Chat, RequestOutput
 from pagedkv.engine.sampling import LogitsProcessor, TokenMatcher, bad_words_as_ids
 from pagedkv.scheduling.config import MOST_BREAKPOINTS
+from pagedkv.server.answer_formats import AllowedTokens
 from pagedkv.server.chat_prompts import ChatPrompts, breakpoints_at
 from pagedkv.server.config import Caller
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt, as_explanation
-from pagedkv.server.grammars import AllowedTokens
 from pagedkv.server.http import ApiError, json_response
 from pagedkv.server.openai.answers import (
     as_delta,
