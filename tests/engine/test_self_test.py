@@ -82,8 +82,10 @@ def test_a_models_own_rounding_bounds_what_is_rounding(monkeypatch: pytest.Monke
     assert found.difference > 0
     monkeypatch.setitem(self_testing.TOLERANCES, torch.bfloat16, found.difference / 1.5)
     for own, is_right in ((0.0, False), (found.difference / 2.1, False), (found.difference / 1.9, True)):
-        monkeypatch.setattr(self_testing, "_own_rounding", lambda *_, own=own: own)
-        assert (self_test(model, groups, refuses=False).refusal is None) == is_right
+        for one, other in ((own, 0.0), (0.0, own)):
+            monkeypatch.setattr(self_testing, "_of_explicit_attention", lambda *_, own=one: own)
+            monkeypatch.setattr(self_testing, "_of_single_steps", lambda *_, own=other: own)
+            assert (self_test(model, groups, refuses=False).refusal is None) == is_right
     monkeypatch.setitem(self_testing.TOLERANCES, torch.bfloat16, found.difference / 5)  # more than rounding can be
     assert self_test(model, groups, refuses=False).refusal is not None
 

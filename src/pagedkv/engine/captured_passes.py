@@ -12,8 +12,10 @@ Decoded tokens, drafts and chunks of prompts are treated alike, since a row's ra
 chunks, whose tokens all have their logits wanted, have graphs of their own, with fewer kernels. With recurrent layers
 or an indexer, which take rows of equal length, only steps that decode one token of every sequence are captured.
 
-An indexer scores all keys of a row, so there is a graph for each padded number of keys too. Most are never met:
-they are captured when a step needs them. What is beyond a row's last key is masked::
+A graph is captured when a step first needs it, but for the largest, which shows how much memory graphs take.
+
+An indexer scores all keys of a row, so there is a graph for each padded number of keys too. What is beyond a row's last
+key is masked::
 
     tokens of the step    | t t t |           4 rows, of which one is padding
     keys of row 0         | 0 1 2 ... 299 - - - |           512 keys
@@ -229,17 +231,16 @@ class CapturedPasses:
         """The number of proven graphs, and why there are none."""
         return CaptureState(sum(graph.is_proven for graph in self._graphs.values()), self._refusal)
 
-    def capture_all(self, run: Pass) -> None:
-        """Capture a graph of every size, the largest first, so that smaller ones reuse its memory.
+    def capture_largest(self, run: Pass) -> None:
+        """Capture a graph of the largest size, whose memory all others reuse.
 
-        Called before the first step: there are no slots yet, so the captured passes write nothing. Graphs of steps with
-        chunks are captured when there is one.
+        Called before the first step: there are no slots yet, so the captured pass writes nothing. Graphs of other
+        sizes, and of steps with chunks, are captured when there is such a step.
         """
-        for size in reversed(self._sizes):
-            if self._begin():
-                kind = _Kind(size, has_chunks=False)
-                self._run(run, kind)
-                self._capture(run, kind)
+        if self._begin():
+            kind = _Kind(self._sizes[-1], has_chunks=False)
+            self._run(run, kind)
+            self._capture(run, kind)
 
     def compute(
         self,

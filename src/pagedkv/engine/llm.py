@@ -34,7 +34,7 @@ from pagedkv.engine.ranked_content import WholeModel
 from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.request import PLAIN, EngineRequest, Intent
 from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
-from pagedkv.engine.self_test import SelfTest, self_test
+from pagedkv.engine.self_test import SelfTest, Sizes, self_test
 from pagedkv.engine.sharding import RankPart, shard
 from pagedkv.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
 from pagedkv.probe import compat
@@ -142,7 +142,7 @@ class LLM:
 
     def _tested(self, model: compat.Model, config: EngineConfig, adapters: Adapters | None) -> SelfTest:
         """Test the model by itself, then with each adapter; return what was found of it by itself."""
-        found = self_test(model, self.groups, refuses=not config.accept_differences)
+        found = self_test(model, self.groups, _sizes_of(model, config), refuses=not config.accept_differences)
         if found.refusal is not None:
             LOG.warning("%s", found.refusal)
         if adapters is not None:
@@ -428,6 +428,11 @@ def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
     return group_layers(probe(model), config.block_size, config.checkpoint_interval, config.num_draft_states)
 
 
+def _sizes_of(model: compat.Model, config: EngineConfig) -> Sizes:
+    longest = config.longest(compat.longest_sequence(model))
+    return Sizes(config.max_sequences, config.max_batched_tokens, longest)
+
+
 def with_draft_model(
     model: compat.Model, groups: EngineGroups, draft_model: compat.Model, config: EngineConfig
 ) -> tuple[EngineGroups, DraftModel]:
@@ -442,7 +447,7 @@ def with_draft_model(
         draft_groups = find_groups(draft_model, config)
         both = paired(groups, draft_model, draft_groups)
         if config.self_test and draft_model is not model:
-            self_test(draft_model, draft_groups)
+            self_test(draft_model, draft_groups, _sizes_of(draft_model, config))
     except UnsupportedModelError as problem:
         raise UnsupportedModelError(f"the draft model cannot be used: {problem}") from problem
     return both

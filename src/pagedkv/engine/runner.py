@@ -456,7 +456,7 @@ class ModelRunner:
             self._add_up = add_up
 
     def prepare(self, max_places: int) -> MemoryUse:
-        """Measure the model's largest step, and capture graphs; before the first step.
+        """Measure the model's largest step, and capture the largest graph; before the first step.
 
         Args:
             max_places: most rows of a step.
@@ -473,7 +473,7 @@ class ModelRunner:
                 activations = measured(run, num_tokens, self._device)
             if self._captured is not None and not self._groups.sparse:  # whose graphs go by keys of steps as well
                 before = torch.cuda.memory_reserved(self._device)
-                self._captured.capture_all(self._decode_pass if self._groups.states else self._flat_pass)
+                self._captured.capture_largest(self._decode_pass if self._groups.states else self._flat_pass)
                 graphs = torch.cuda.memory_reserved(self._device) - before
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
