@@ -326,8 +326,14 @@ def _largest_median(one: list[torch.Tensor], other: list[torch.Tensor], parts: l
 
 
 def _of_explicit_attention(model: compat.Model, groups: EngineGroups, tried: list[_Tried]) -> float:
-    """Return the median difference between dense logits by the model's own attention and by explicit scores."""
-    explicit = [_dense(model, groups, each.tokens, is_explicit=True) for each in tried]
+    """Return the median difference between dense logits by the model's own attention and by explicit scores.
+
+    0 where the model fails with explicit ones.
+    """
+    try:
+        explicit = [_dense(model, groups, each.tokens, is_explicit=True) for each in tried]
+    except Exception:  # noqa: BLE001 - a model may do anything, and need not have this attention
+        return 0.0
     return _median([each.dense for each in tried], explicit)
 
 
