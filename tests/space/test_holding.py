@@ -14,6 +14,8 @@ from pagedkv import (
     RecurrentState,
     Shortage,
     SlidingWindow,
+    SpaceConfig,
+    TenantLimits,
     Ticket,
 )
 from pagedkv.errors import BlockError, ConfigurationError, PagedKVError, SharedPrefixError
@@ -420,4 +422,38 @@ def test_what_the_open_plan_copies_or_swaps_into_is_not_held_before_it_is_planne
     space.swap_in(parent)
     with unchanged(space), pytest.raises(BlockError, match="by a copy or a swap of the open step"):
         space.hold(space.block_ids(parent)[1:])
+    space.check()
+
+
+def test_an_absent_block_is_not_held() -> None:
+    space = BlockSpace(SpaceConfig((FullAttention(4),), 8))
+    absent = space.shrink(2)
+    assert isinstance(absent, np.ndarray)
+    for block in absent.tolist():
+        with unchanged(space), pytest.raises(BlockError, match="is absent and has no content"):
+            space.hold([block])
+    space.check()
+
+
+@pytest.mark.parametrize("tenant", [None, "b"])
+def test_a_free_block_that_a_floor_keeps_is_held_for_its_own_tenant_alone(tenant: str | None) -> None:
+    space = BlockSpace(SpaceConfig((FullAttention(4),), 4, watermark=0.0, tenants={"b": TenantLimits(floor=1)}))
+    answer = space.allocate(tokens(4), tenant=tenant)
+    assert isinstance(answer, Allocation)
+    blocks = held(space, answer.row)
+    run_step(space)
+    space.free(answer.row)
+    other = allocate(space, tokens(8, first=50))  # the other two
+    assert space.num_free_blocks() == 1
+    if tenant is None:
+        with (
+            unchanged(space),
+            pytest.raises(BlockError, match=r"of the 1 free blocks .* keep 1: hold"),
+        ):
+            space.hold(blocks)
+        space.free(other)
+    ticket = space.hold(blocks)
+    assert hit(space, tokens(5)) == 4
+    space.check()
+    space.release(ticket)
     space.check()

@@ -15,6 +15,7 @@ from pagedkv import (
     TenantLimits,
     TenantShare,
 )
+from pagedkv.errors import BlockError
 from pagedkv.space import swapping
 from tests.space.spaces import hit, run_step, tokens, unchanged
 from tests.space.tenancy import MIXES, allocate_for, cache_for, has, run_for, share, shared_by, short
@@ -122,9 +123,12 @@ def test_promise_27_readers_outside_take_nothing_for_themselves() -> None:
     assert has(space, "a") == (0, 4)
     for first in (0, 100, 200):
         cache_for(space, tokens(17, first=first), None)
-    ticket = space.hold(np.flatnonzero(space.ref_counts() == 0)[1:13])
+    free = np.flatnonzero(space.ref_counts() == 0)[1:]
+    with unchanged(space), pytest.raises(BlockError, match="floors of tenants keep 8"):
+        space.hold(free[:9])
+    ticket = space.hold(free[:8])
     space.check()
-    assert share(space, "b").num_permitted == 4, "they can eat up what a floor promises"
+    assert share(space, "b").num_permitted == 8, "a floor is kept from readers too"
     assert share(space, None).num_permitted == 0
     space.release(ticket)
 

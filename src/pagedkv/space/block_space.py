@@ -784,10 +784,11 @@ class BlockSpace(SpaceView):
             pool: name of their device pool; the first group's when None.
 
         Raises:
-            BlockError: the null block, a foreign id, a free block without content, or a block that the open step
-                computes, copies or swaps something into; nothing is changed.
+            BlockError: the null block, a foreign id, an absent block, a free block without content, a block that the
+                open step computes, copies or swaps something into, or free blocks that tenants' floors keep; nothing is
+                changed.
 
-        Cost: O(blocks).
+        Cost: O(blocks), and O(tenants) with free blocks.
         """
         owner = self._pool(pool)
         return loading.hold(self._state, self._ledger, owner, block_ids)

@@ -34,8 +34,10 @@ from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.digests import ROOT_WORDS, keys_of_blocks, set_digest, set_parent
 from pagedkv.blocks.life_cycle import acquire, claim_all, drop_name, release_all
 from pagedkv.blocks.record import (
+    ABSENT,
     AT_END,
     CALLED_OFF,
+    CHARGED,
     FREE,
     IN_USE,
     KEPT,
@@ -48,6 +50,7 @@ from pagedkv.blocks.record import (
     QUEUE,
     PoolArrays,
 )
+from pagedkv.blocks.tenant_charges import FLOOR, NUM_TAKEN, accounts_of
 from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.answers import Allocation, Load, Shortage, Ticket
 from pagedkv.contract.arguments import as_array
@@ -354,11 +357,12 @@ def hold(state: SpaceState, ledger: StepLedger, pool: BlockPool, block_ids: npt.
     """Take one more reference to each block.
 
     Raises:
-        BlockError: an id that is no block with content; nothing was changed.
+        BlockError: an id that is no block with content, or free blocks that floors keep; nothing was changed.
     """
     held = as_block_ids(pool, block_ids)
     _require_content(pool, held)
     _require_not_moved_into(ledger, pool, held)
+    _require_floors(pool, held)
     with state.changing:
         claim_all(pool.arrays, held)
         return take_ticket(state, pool.name, held)
@@ -447,13 +451,30 @@ def as_block_ids(pool: BlockPool, block_ids: npt.ArrayLike) -> Int32Array:
 def _require_content(pool: BlockPool, held: Int32Array) -> None:
     """Refuse blocks without content, and blocks that no plan computes yet."""
     records, counts = pool.arrays.records, pool.arrays.counts
-    is_empty = (records[held, QUEUE] == FREE) & (records[held, NAME] == 0)
+    is_empty = ((records[held, QUEUE] == FREE) & (records[held, NAME] == 0)) | (records[held, QUEUE] == ABSENT)
     if is_empty.any():
         block = int(held[is_empty.argmax()])
-        raise BlockError(f"block {block} of pool {pool.name!r} is free and has no content, so it cannot be held")
+        what = "absent" if records[block, QUEUE] == ABSENT else "free"
+        raise BlockError(f"block {block} of pool {pool.name!r} is {what} and has no content, so it cannot be held")
     is_planned = (records[held, QUEUE] != NEW) & (records[held, PENDING_STEP] != counts[OPEN_STEP])
     if not is_planned.all():
         block = int(held[is_planned.argmin()])
         raise BlockError(
             f"block {block} of pool {pool.name!r} gets its content in the open step: hold it once that step is planned"
+        )
+
+
+def _require_floors(pool: BlockPool, held: Int32Array) -> None:
+    """Refuse free blocks without which less is free than floors keep; a block counts for the tenant charged for it."""
+    tenants = pool.arrays.tenants
+    free = held[pool.arrays.records[held, QUEUE] == FREE]
+    if not len(tenants) or not len(free):
+        return
+    accounts = accounts_of(tenants, pool.num_blocks)
+    taken = accounts[:, NUM_TAKEN] + np.bincount(tenants[free, CHARGED], minlength=len(accounts))
+    num_kept = int(np.maximum(0, accounts[:, FLOOR] - taken).sum())
+    if pool.num_free - len(free) < num_kept:
+        raise BlockError(
+            f"{len(free)} of these blocks are free, and of the {pool.num_free} free blocks of pool {pool.name!r} "
+            f"floors of tenants keep {num_kept}: hold fewer, or blocks of rows that run"
         )
